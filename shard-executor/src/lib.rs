@@ -1,0 +1,1 @@
+//! One pinned executor a core and the bounded lanes between them.

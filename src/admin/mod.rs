@@ -1,0 +1,1 @@
+//! Control-thread HTTP: liveness, readiness, status and metrics.

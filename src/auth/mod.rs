@@ -1,0 +1,1 @@
+//! Verifying client tokens and their permissions.

@@ -1,0 +1,1 @@
+//! Nodes, tenants, streams, caches and who owns each shard.

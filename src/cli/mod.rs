@@ -1,0 +1,1 @@
+//! The command line: definitions and the commands behind them.

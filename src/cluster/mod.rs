@@ -1,0 +1,1 @@
+//! Starting and stopping a local cluster of broker processes.

@@ -1,0 +1,1 @@
+//! The event loop of a core: QUIC, storage, lanes and timers on glommio.

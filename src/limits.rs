@@ -1,0 +1,27 @@
+//! Every bound of the broker in one place; their relations are asserted at compile time.
+//!
+//! Units are in the names. A bound that an operator may change has its default here and its
+//! range in `config`.
+
+/// Longest tenant, namespace, stream or cache name, in bytes: the `str` bound of the internal wire.
+pub const MAX_NAME_BYTES: usize = 512;
+/// Longest `str` on the internal wire, in bytes.
+pub const MAX_STR_BYTES: usize = 512;
+/// Longest credential on the internal wire, in bytes.
+pub const MAX_CREDENTIAL_BYTES: usize = 16_384;
+/// Most payloads in one internal frame.
+pub const MAX_PAYLOADS: u32 = 65_536;
+/// Longest body of an internal frame, in bytes.
+pub const MAX_INTERNAL_BODY_BYTES: u32 = 64 << 20;
+/// Longest client frame accepted after authentication, in bytes.
+pub const MAX_CLIENT_FRAME_BYTES: u32 = 16 << 20;
+/// Longest client frame accepted before authentication, in bytes.
+pub const MAX_UNAUTHENTICATED_FRAME_BYTES: u32 = 64 << 10;
+/// Largest single record payload accepted, in bytes. A JSON reader sees it as base64 (4/3 of the
+/// size) and must still fit in a client frame.
+pub const MAX_RECORD_BYTES: u32 = 11 << 20;
+
+const _: () = assert!(MAX_CLIENT_FRAME_BYTES < MAX_INTERNAL_BODY_BYTES);
+const _: () = assert!((MAX_RECORD_BYTES as u64) * 4 / 3 + 4096 < MAX_CLIENT_FRAME_BYTES as u64);
+const _: () = assert!(MAX_NAME_BYTES <= MAX_STR_BYTES);
+const _: () = assert!((MAX_CREDENTIAL_BYTES as u32) < MAX_UNAUTHENTICATED_FRAME_BYTES);

@@ -1,0 +1,1 @@
+//! Decisions without I/O, clocks or randomness.

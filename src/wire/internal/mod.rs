@@ -1,0 +1,1 @@
+//! The internal protocol's frames.
