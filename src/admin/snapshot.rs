@@ -1,0 +1,92 @@
+//! What cores and control threads publish for `/status`: plain data, made of text and numbers so
+//! that no type of the data path has to be shared with another thread.
+
+use serde::Serialize;
+
+/// One core, as it saw itself when it published.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct CoreSnapshot {
+    /// The cpu the core is pinned to; absent when it is not pinned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<u32>,
+    /// `starting`, `recovering`, `serving`, `draining`, `stopped`.
+    pub phase: String,
+    pub client_connections: u64,
+    pub peer_connections: u64,
+    pub subscriptions: u64,
+    pub publishes_in_flight: u64,
+    pub forwards_in_flight: u64,
+    pub shards: Vec<ShardSnapshot>,
+    pub storage: StorageSnapshot,
+    #[serde(skip)]
+    pub peers: Vec<PeerSnapshot>,
+    #[serde(skip)]
+    pub failures: Vec<ShardFailure>,
+}
+
+/// One shard a core serves.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct ShardSnapshot {
+    pub shard: String,
+    /// `leader` or `follower`.
+    pub role: String,
+    pub generation: u64,
+    pub base_offset: u64,
+    /// The next offset a publish will get.
+    pub next_offset: u64,
+    /// One past the last durable record.
+    pub durable_offset: u64,
+}
+
+/// The storage of one core.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct StorageSnapshot {
+    pub commits: u64,
+    pub records: u64,
+    pub appended_bytes: u64,
+    pub group_records_sum: u64,
+    pub flush_failures: u64,
+    pub queued_bytes: u64,
+    pub free_bytes: u64,
+    pub segments: u64,
+    /// Bytes at risk in a mode weaker than flush-before-answer; 0 in the durable mode.
+    pub unflushed_bytes: u64,
+}
+
+/// A connection, or the lack of one, to another broker.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct PeerSnapshot {
+    pub node_id: String,
+    pub address: String,
+    /// `idle`, `connecting`, `up`, `backoff`, `refused`.
+    pub state: String,
+    pub in_flight: u64,
+    pub failures_in_a_row: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_in_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+}
+
+/// A shard that does not serve, why, and what to do about it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct ShardFailure {
+    pub shard: String,
+    pub error: String,
+    pub remedy: String,
+}
+
+/// The catalog in use.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct CatalogSnapshot {
+    pub path: String,
+    pub version: u64,
+    pub max_generation: u64,
+    pub nodes: u64,
+    pub streams: u64,
+    pub caches: u64,
+    pub shards_led: u64,
+    /// Why the newest file was not taken; absent while the file in use is the newest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
