@@ -43,17 +43,28 @@ pub struct InboxCounters {
     pub wakes: u64,
 }
 
+/// Rings when dropped: the receiver may be waiting for an item that can no longer come.
+struct RingOnDrop(Arc<Shared>);
+
+impl Drop for RingOnDrop {
+    fn drop(&mut self) {
+        self.0.bell.ring();
+    }
+}
+
 /// Sending half: cloneable, usable from any thread.
 pub struct InboxSender<T> {
     queue: Sender<T>,
-    shared: Arc<Shared>,
+    // Declared after the queue, so dropped after it: rung earlier, the receiver could look while
+    // the queue is still open and sleep again for good.
+    shared: RingOnDrop,
 }
 
 impl<T> Clone for InboxSender<T> {
     fn clone(&self) -> Self {
         Self {
             queue: self.queue.clone(),
-            shared: self.shared.clone(),
+            shared: RingOnDrop(self.shared.0.clone()),
         }
     }
 }
@@ -71,7 +82,7 @@ pub fn inbox<T: Send>(capacity: usize) -> (InboxSender<T>, Inbox<T>) {
     (
         InboxSender {
             queue: tx,
-            shared: shared.clone(),
+            shared: RingOnDrop(shared.clone()),
         },
         Inbox { queue: rx, shared },
     )
@@ -82,12 +93,12 @@ impl<T> InboxSender<T> {
     pub fn try_send(&self, value: T) -> Result<(), InboxFull<T>> {
         match self.queue.try_send(value) {
             Ok(()) => {
-                self.shared.sent.fetch_add(1, Ordering::Relaxed);
-                self.shared.bell.ring();
+                self.shared.0.sent.fetch_add(1, Ordering::Relaxed);
+                self.shared.0.bell.ring();
                 Ok(())
             }
             Err(error) => {
-                self.shared.full.fetch_add(1, Ordering::Relaxed);
+                self.shared.0.full.fetch_add(1, Ordering::Relaxed);
                 let (value, closed) = match error {
                     TrySendError::Full(value) => (value, false),
                     TrySendError::Disconnected(value) => (value, true),
@@ -100,17 +111,10 @@ impl<T> InboxSender<T> {
     /// Figures so far.
     pub fn counters(&self) -> InboxCounters {
         InboxCounters {
-            sent: self.shared.sent.load(Ordering::Relaxed),
-            full: self.shared.full.load(Ordering::Relaxed),
-            wakes: self.shared.bell.wakes(),
+            sent: self.shared.0.sent.load(Ordering::Relaxed),
+            full: self.shared.0.full.load(Ordering::Relaxed),
+            wakes: self.shared.0.bell.wakes(),
         }
-    }
-}
-
-impl<T> Drop for InboxSender<T> {
-    fn drop(&mut self) {
-        // The receiver may be waiting for an item that can no longer come.
-        self.shared.bell.ring();
     }
 }
 

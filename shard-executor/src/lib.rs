@@ -1,8 +1,8 @@
 //! One pinned executor a core, and the bounded lanes between them.
 //!
 //! Duty: start and stop the executors ([`rt`]), move items between cores ([`mesh`]) and from
-//! control threads to cores ([`inbox`]), and notice cores
-//! that stop turning ([`stall`]) or panic ([`panic_exit`]).
+//! control threads to cores ([`inbox`]), place threads on CPUs ([`topology`]), and notice cores that
+//! stop turning ([`stall`]) or panic ([`panic_exit`]).
 //!
 //! It does not know what the items mean, opens no socket and no log. All use of glommio outside
 //! file I/O sits behind [`rt`], with every workaround its version 0.9 needs, so that its bugs and
@@ -22,6 +22,7 @@ pub mod panic_exit;
 pub mod rt;
 pub mod signal;
 pub mod stall;
+pub mod topology;
 
 pub use inbox::{inbox, Inbox, InboxFull, InboxSender};
 pub use mesh::{LaneFull, Mesh, MeshPort};
