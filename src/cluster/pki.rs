@@ -1,0 +1,367 @@
+//! Development certificates and keys: one authority, one client certificate and one peer
+//! certificate a broker, one Ed25519 signing key a tenant.
+//!
+//! For local clusters and tests. Private keys are created with mode 0600 and never printed.
+//!
+//! Invariants: a leaf is never an authority (TLS clients refuse such a leaf); a peer certificate
+//! carries exactly its node id; an existing authority or key in the directory is used again and
+//! never overwritten.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use base64::engine::general_purpose::STANDARD;
+use base64::Engine;
+use rcgen::{
+    BasicConstraints, Certificate, CertificateParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
+};
+use time::{Duration as Days, OffsetDateTime};
+
+use crate::ids::NodeId;
+
+/// Why certificates could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PkiError {
+    #[error("{path}: {source}")]
+    File {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error(
+        "{path} is not a usable key or certificate: {why}; move it away to have a new one made"
+    )]
+    Unusable { path: PathBuf, why: String },
+    #[error("a certificate could not be made: {0}")]
+    Generate(#[from] rcgen::Error),
+    #[error("the system gave no random bytes: {0}")]
+    Random(String),
+}
+
+/// Certificate files of one broker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeCertificates {
+    pub client_cert: PathBuf,
+    pub client_key: PathBuf,
+    pub peer_cert: PathBuf,
+    pub peer_key: PathBuf,
+}
+
+/// The authority of a directory.
+pub struct Authority {
+    dir: PathBuf,
+    certificate: Certificate,
+    key: KeyPair,
+    leaf_days: u32,
+}
+
+impl Authority {
+    /// Uses the authority in `dir`, or makes one (valid ten years). Leaves are valid `leaf_days`.
+    pub fn open_or_create(dir: &Path, leaf_days: u32) -> Result<Self, PkiError> {
+        std::fs::create_dir_all(dir).map_err(file_error(dir))?;
+        let (cert_path, key_path) = (dir.join("ca.pem"), dir.join("ca-key.pem"));
+        let (certificate, key) = match (read(&cert_path)?, read(&key_path)?) {
+            (Some(cert_pem), Some(key_pem)) => {
+                let key = KeyPair::from_pem(&key_pem).map_err(unusable(&key_path))?;
+                // Only the subject and the key sign leaves, so issuing the same parameters
+                // again in memory stands for the certificate on disk.
+                let certificate = CertificateParams::from_ca_cert_pem(&cert_pem)
+                    .and_then(|params| params.self_signed(&key))
+                    .map_err(unusable(&cert_path))?;
+                (certificate, key)
+            }
+            (None, None) => {
+                let key = KeyPair::generate()?;
+                let certificate = authority_params()?.self_signed(&key)?;
+                write_secret(&key_path, &key.serialize_pem())?;
+                write_public(&cert_path, &certificate.pem())?;
+                (certificate, key)
+            }
+            (Some(_), None) => {
+                return Err(PkiError::Unusable {
+                    path: cert_path,
+                    why: "ca-key.pem is missing beside it".into(),
+                })
+            }
+            (None, Some(_)) => {
+                return Err(PkiError::Unusable {
+                    path: key_path,
+                    why: "ca.pem is missing beside it".into(),
+                })
+            }
+        };
+        Ok(Self {
+            dir: dir.to_path_buf(),
+            certificate,
+            key,
+            leaf_days,
+        })
+    }
+
+    /// The file clients and brokers trust.
+    pub fn ca_path(&self) -> PathBuf {
+        self.dir.join("ca.pem")
+    }
+
+    /// Makes both certificates of a broker in `dir`, over what was there. `more_names` are DNS
+    /// names or addresses beside `localhost`, the node id and 127.0.0.1.
+    pub fn issue_node(
+        &self,
+        dir: &Path,
+        node_id: &NodeId,
+        more_names: &[String],
+    ) -> Result<NodeCertificates, PkiError> {
+        std::fs::create_dir_all(dir).map_err(file_error(dir))?;
+        let files = NodeCertificates {
+            client_cert: dir.join("client-cert.pem"),
+            client_key: dir.join("client-key.pem"),
+            peer_cert: dir.join("peer-cert.pem"),
+            peer_key: dir.join("peer-key.pem"),
+        };
+        let mut names = vec![
+            "localhost".to_string(),
+            node_id.as_str().to_string(),
+            "127.0.0.1".to_string(),
+        ];
+        names.extend(
+            more_names
+                .iter()
+                .filter(|n| !names.contains(n))
+                .cloned()
+                .collect::<Vec<_>>(),
+        );
+        self.issue(names, &files.client_cert, &files.client_key)?;
+        self.issue(
+            vec![node_id.as_str().to_string()],
+            &files.peer_cert,
+            &files.peer_key,
+        )?;
+        Ok(files)
+    }
+
+    fn issue(&self, names: Vec<String>, cert: &Path, key_path: &Path) -> Result<(), PkiError> {
+        let mut params = CertificateParams::new(names.clone())?;
+        params.distinguished_name = common_name(&names[0]);
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        params.use_authority_key_identifier_extension = true;
+        set_validity(&mut params, self.leaf_days);
+        let key = KeyPair::generate()?;
+        let leaf = params.signed_by(&key, &self.certificate, &self.key)?;
+        write_secret(key_path, &key.serialize_pem())?;
+        write_public(cert, &leaf.pem())
+    }
+}
+
+fn authority_params() -> Result<CertificateParams, PkiError> {
+    let mut params = CertificateParams::new(Vec::new())?;
+    params.distinguished_name = common_name("felix-uring development CA");
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    set_validity(&mut params, 3650);
+    Ok(params)
+}
+
+fn common_name(name: &str) -> DistinguishedName {
+    let mut dn = DistinguishedName::new();
+    dn.push(DnType::CommonName, name);
+    dn
+}
+
+/// Starts an hour ago, so that a machine whose clock is a little behind accepts it.
+fn set_validity(params: &mut CertificateParams, days: u32) {
+    let now = OffsetDateTime::now_utc();
+    params.not_before = now - Days::hours(1);
+    params.not_after = now + Days::days(i64::from(days));
+}
+
+/// DER of an Ed25519 private key up to its 32 bytes, version 1 of PKCS #8: the one form every
+/// common library reads (version 2, which also holds the public key, is refused by some).
+const ED25519_PKCS8_PREFIX: [u8; 16] = [
+    0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20,
+];
+
+/// Uses the Ed25519 key at `path`, or makes one. Gives its public half.
+pub fn open_or_create_signing_key(path: &Path) -> Result<[u8; 32], PkiError> {
+    if let Some(pem) = read(path)? {
+        return signing_public_key(path, &pem);
+    }
+    let mut seed = [0u8; 32];
+    getrandom::fill(&mut seed).map_err(|e| PkiError::Random(e.to_string()))?;
+    let der = [&ED25519_PKCS8_PREFIX[..], &seed[..]].concat();
+    let pem = format!(
+        "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n",
+        STANDARD.encode(der)
+    );
+    write_secret(path, &pem)?;
+    signing_public_key(path, &pem)
+}
+
+fn signing_public_key(path: &Path, pem: &str) -> Result<[u8; 32], PkiError> {
+    let key = KeyPair::from_pem_and_sign_algo(pem, &rcgen::PKCS_ED25519).map_err(unusable(path))?;
+    key.public_key_raw()
+        .try_into()
+        .map_err(|_| PkiError::Unusable {
+            path: path.to_path_buf(),
+            why: "it is not an Ed25519 key".into(),
+        })
+}
+
+fn file_error(path: &Path) -> impl FnOnce(std::io::Error) -> PkiError + '_ {
+    move |source| PkiError::File {
+        path: path.to_path_buf(),
+        source,
+    }
+}
+
+fn unusable(path: &Path) -> impl FnOnce(rcgen::Error) -> PkiError + '_ {
+    move |error| PkiError::Unusable {
+        path: path.to_path_buf(),
+        why: error.to_string(),
+    }
+}
+
+fn read(path: &Path) -> Result<Option<String>, PkiError> {
+    let mut text = String::new();
+    match File::open(path) {
+        Ok(file) => {
+            // No key or certificate of ours comes near this.
+            file.take(1 << 20)
+                .read_to_string(&mut text)
+                .map_err(file_error(path))?;
+            Ok(Some(text))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(file_error(path)(error)),
+    }
+}
+
+fn write_secret(path: &Path, text: &str) -> Result<(), PkiError> {
+    write_with_mode(path, text, 0o600)
+}
+
+fn write_public(path: &Path, text: &str) -> Result<(), PkiError> {
+    write_with_mode(path, text, 0o644)
+}
+
+/// Writes beside the target and renames, so that a reader sees the old file or the new one.
+fn write_with_mode(path: &Path, text: &str, mode: u32) -> Result<(), PkiError> {
+    let staged = path.with_extension("tmp");
+    let result = (|| {
+        // The mode only applies to a file that is created, so an old staged one must go.
+        match std::fs::remove_file(&staged) {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+            Ok(()) | Err(_) => {}
+        }
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(&staged)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&staged, path)
+    })();
+    result.map_err(file_error(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use x509_parser::prelude::*;
+
+    fn names(path: &Path) -> (Vec<String>, bool) {
+        let pem = std::fs::read(path).unwrap();
+        let (_, pem) = parse_x509_pem(&pem).unwrap();
+        let cert = pem.parse_x509().unwrap();
+        let san = cert.subject_alternative_name().unwrap().unwrap();
+        let names = san
+            .value
+            .general_names
+            .iter()
+            .map(|n| match n {
+                GeneralName::DNSName(n) => n.to_string(),
+                GeneralName::IPAddress(b) => {
+                    b.iter().map(u8::to_string).collect::<Vec<_>>().join(".")
+                }
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        (names, cert.is_ca())
+    }
+
+    #[test]
+    fn leaves_carry_their_names_and_keys_are_private() {
+        let dir = tempfile::tempdir().unwrap();
+        let ca = Authority::open_or_create(dir.path(), 30).unwrap();
+        let node = NodeId::new("node-1").unwrap();
+        let files = ca
+            .issue_node(
+                &dir.path().join("node-1"),
+                &node,
+                &["b.example".into(), "localhost".into()],
+            )
+            .unwrap();
+        let (client, is_ca) = names(&files.client_cert);
+        assert_eq!(client, ["localhost", "node-1", "127.0.0.1", "b.example"]);
+        assert!(!is_ca);
+        assert_eq!(names(&files.peer_cert).0, ["node-1"]);
+        for key in [
+            &files.client_key,
+            &files.peer_key,
+            &dir.path().join("ca-key.pem"),
+        ] {
+            let mode = std::fs::metadata(key).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{}", key.display());
+        }
+    }
+
+    #[test]
+    fn an_authority_found_again_signs_what_the_old_certificate_verifies() {
+        let dir = tempfile::tempdir().unwrap();
+        Authority::open_or_create(dir.path(), 30).unwrap();
+        let ca_pem = std::fs::read(dir.path().join("ca.pem")).unwrap();
+        let again = Authority::open_or_create(dir.path(), 30).unwrap();
+        let node = NodeId::new("node-2").unwrap();
+        let files = again.issue_node(dir.path(), &node, &[]).unwrap();
+        assert_eq!(std::fs::read(again.ca_path()).unwrap(), ca_pem);
+
+        let (_, ca) = parse_x509_pem(&ca_pem).unwrap();
+        let ca = ca.parse_x509().unwrap();
+        let leaf_pem = std::fs::read(&files.peer_cert).unwrap();
+        let (_, leaf) = parse_x509_pem(&leaf_pem).unwrap();
+        let leaf = leaf.parse_x509().unwrap();
+        assert_eq!(leaf.issuer(), ca.subject());
+        assert!(ca.is_ca());
+    }
+
+    #[test]
+    fn half_an_authority_is_refused_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        Authority::open_or_create(dir.path(), 30).unwrap();
+        std::fs::remove_file(dir.path().join("ca-key.pem")).unwrap();
+        assert!(matches!(
+            Authority::open_or_create(dir.path(), 30),
+            Err(PkiError::Unusable { .. })
+        ));
+    }
+
+    #[test]
+    fn a_signing_key_is_made_once_and_signs_tokens() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("k1.pem");
+        let public = open_or_create_signing_key(&path).unwrap();
+        assert_eq!(open_or_create_signing_key(&path).unwrap(), public);
+        let pem = std::fs::read(&path).unwrap();
+        jsonwebtoken::EncodingKey::from_ed_pem(&pem).unwrap();
+        std::fs::write(&path, "garbage").unwrap();
+        assert!(open_or_create_signing_key(&path).is_err());
+    }
+}
