@@ -1,1 +1,5 @@
-fn main() {}
+//! The broker and its tools; everything is in the library.
+
+fn main() -> std::process::ExitCode {
+    felix_uring::cli::run(std::env::args_os())
+}
