@@ -1,0 +1,212 @@
+//! The catalog file: what is accepted, and every mistake with its line.
+
+use std::path::Path;
+
+use felix_uring::catalog::{parse_catalog, Catalog, CatalogErrors, Consistency, NodeIdx};
+use felix_uring::wire::routing::Routing;
+
+const X: &str = "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo";
+
+fn parse(text: &str) -> Result<Catalog, CatalogErrors> {
+    parse_catalog(Path::new("cat.toml"), text, &mut |path| {
+        assert_eq!(path, Path::new("keys.json"));
+        Ok(format!(
+            "{{\"keys\":[{{\"kty\":\"RSA\",\"kid\":\"r\",\"n\":\"x\"}},{{\"kty\":\"OKP\",\"kid\":\"j1\",\
+             \"alg\":\"EdDSA\",\"use\":\"sig\",\"crv\":\"Ed25519\",\"x\":\"{X}\"}}]}}"
+        ))
+    })
+}
+
+fn good() -> String {
+    format!(
+        r#"generation = 3
+
+[[node]]
+id = "a"
+client = "127.0.0.1:5000"
+internal = "127.0.0.1:5001"
+
+[[node]]
+id = "b.felix"
+client = "b.felix:5000"
+internal = "[::1]:5001"
+
+[[tenant]]
+id = "t1"
+jwks_file = "keys.json"
+[[tenant.key]]
+kid = "k1"
+x = "{X}"
+
+[[stream]]
+tenant = "t1"
+namespace = "default"
+name = "events"
+shards = 4
+replicas = 2
+routing = "jump_hash"
+consistency = "quorum"
+durable = true
+
+[[cache]]
+tenant = "t1"
+namespace = "default"
+name = "events"
+
+[[assignment]]
+kind = "stream"
+tenant = "t1"
+namespace = "default"
+name = "events"
+shard = 2
+leader = "b.felix"
+replicas = ["a", "b.felix"]
+generation = 7
+"#
+    )
+}
+
+#[test]
+fn a_good_file_says_what_it_says() {
+    let catalog = parse(&good()).expect("valid");
+    assert_eq!(catalog.nodes().len(), 2);
+    assert_eq!(&*catalog.nodes()[1].client_addr, "b.felix:5000");
+    assert_eq!(catalog.node_by_id("b.felix"), Some(NodeIdx(1)));
+    let kids: Vec<&str> = catalog
+        .tenant("t1")
+        .expect("t1")
+        .keys
+        .iter()
+        .map(|k| k.kid.as_str())
+        .collect();
+    assert_eq!(kids, ["k1", "j1"]);
+    let stream = catalog.streams().next().expect("a stream");
+    assert_eq!((stream.shards(), stream.replicas), (4, 2));
+    assert_eq!(stream.routing, Routing::JumpHash);
+    assert_eq!(stream.consistency, Consistency::Quorum);
+    let generations: Vec<u64> = stream.assignments.iter().map(|a| a.generation.0).collect();
+    assert_eq!(generations, [3, 3, 7, 3]);
+    assert_eq!(*stream.assignments[2].replicas, [NodeIdx(1), NodeIdx(0)]);
+    let cache = catalog.caches().next().expect("a cache");
+    assert_eq!((cache.shards(), cache.replicas), (1, 1));
+    assert_eq!(catalog.max_replicas(), 2);
+}
+
+/// The lines and causes of what is wrong with the good file after one replacement.
+fn faults(from: &str, to: &str) -> Vec<(u32, String)> {
+    let text = good();
+    assert!(text.contains(from), "{from}");
+    let errors = parse(&text.replacen(from, to, 1)).expect_err("refused");
+    let list = errors.0.into_iter();
+    list.map(|error| {
+        assert!(!error.remedy.is_empty());
+        assert_eq!(error.file, Path::new("cat.toml"));
+        (error.line.unwrap_or(0), format!("{error}"))
+    })
+    .collect()
+}
+
+#[test]
+fn each_mistake_has_its_line_and_a_remedy() {
+    let cases = [
+        (
+            "generation = 3",
+            "generation = -1",
+            1,
+            "whole number from 0",
+        ),
+        ("generation = 3", "generation = ", 1, "not TOML"),
+        (
+            "generation = 3",
+            "genration = 3",
+            1,
+            "did you mean generation?",
+        ),
+        ("id = \"a\"", "id = \"a_b\"", 4, "not a DNS name"),
+        ("id = \"a\"", "id = \"10.0.0.1\"", 4, "not a DNS name"),
+        ("id = \"a\"\n", "", 3, "has no id"),
+        ("id = \"b.felix\"", "id = \"a\"", 8, "declared again"),
+        ("127.0.0.1:5000", "0.0.0.0:5000", 5, "names every interface"),
+        ("127.0.0.1:5000", "127.0.0.1", 5, "is not host:port"),
+        ("127.0.0.1:5000", "127.0.0.1:0", 5, "port 0"),
+        ("127.0.0.1:5001", "127.0.0.1:5000", 6, "used twice"),
+        ("client = \"b", "cleint = \"b", 10, "did you mean client?"),
+        ("id = \"t1\"", "id = \"\"", 14, "tenant id is empty"),
+        ("id = \"t1\"", "id = \"t/1\"", 14, "contains '/'"),
+        ("x = \"11q", "x = \"1q", 18, "x is not a public key"),
+        ("kid = \"k1\"", "kid = \"j1\"", 15, "used twice"),
+        ("shards = 4", "shards = 0", 24, "from 1 to"),
+        ("shards = 4", "shards = \"4\"", 24, "is string"),
+        ("shards = 4", "shards = 2", 37, "has no shard 2"),
+        ("shards = 4", "shard = 4", 24, "did you mean shards?"),
+        ("replicas = 2", "replicas = 3", 20, "use at most 2"),
+        ("replicas = 2", "replicas = 1", 37, "2 nodes hold shard 2"),
+        (
+            "routing = \"jump_hash\"",
+            "routing = \"jump\"",
+            26,
+            "use modulo or jump_hash",
+        ),
+        (
+            "consistency = \"quorum\"",
+            "consistency = \"all\"",
+            27,
+            "use leader or quorum",
+        ),
+        ("durable = true", "durable = false", 28, "durable is false"),
+        ("tenant = \"t1\"", "tenant = \"t2\"", 20, "add a [[tenant]]"),
+        (
+            "[[cache]]\n",
+            "[[cache]]\nrouting = \"modulo\"\n",
+            31,
+            "unknown key \"routing\"",
+        ),
+        ("[[cache]]", "[[stream]]", 30, "is declared again"),
+        ("[[cache]]", "[[chache]]", 30, "did you mean cache?"),
+        (
+            "kind = \"stream\"",
+            "kind = \"cache\"",
+            35,
+            "has no shard 2",
+        ),
+        ("leader = \"b.felix\"", "leader = \"c\"", 41, "not declared"),
+        ("[\"a\", \"b.felix\"]", "[\"a\", \"a\"]", 42, "named twice"),
+        ("[\"a\", \"b.felix\"]", "[\"a\", 3]", 42, "is integer"),
+        ("[\"a\", \"b.felix\"]", "\"a\"", 42, "is string"),
+        ("shard = 2", "shard = 9", 35, "has no shard 9"),
+    ];
+    for (from, to, line, text) in cases {
+        let found = faults(from, to);
+        let hit = found
+            .iter()
+            .any(|(at, message)| *at == line && message.contains(text));
+        assert!(
+            hit,
+            "{from:?} -> {to:?}: wanted line {line} {text:?}, got {found:#?}"
+        );
+    }
+}
+
+#[test]
+fn all_mistakes_are_reported_in_one_run() {
+    let text = good()
+        .replace("id = \"a\"", "id = \"a_\"")
+        .replace("shards = 4", "shards = 0")
+        .replace("durable = true", "durabel = true");
+    let errors = parse(&text).expect_err("refused");
+    let lines: Vec<Option<u32>> = errors.0.iter().map(|e| e.line).collect();
+    for line in [4, 24, 28] {
+        assert!(lines.contains(&Some(line)), "{lines:?}");
+    }
+    assert!(errors.to_string().contains("cat.toml:24: "));
+}
+
+#[test]
+fn a_tenant_without_any_key_is_refused() {
+    let text = good().replace("jwks_file = \"keys.json\"\n", "");
+    let at = text.find("[[tenant.key]]").expect("there");
+    let end = text.find("[[stream]]").expect("there");
+    let text = format!("{}{}", &text[..at], &text[end..]);
+    let errors = parse(&text).expect_err("refused");
+    assert!(errors.to_string().contains("no key"), "{errors}");
+}
