@@ -137,10 +137,10 @@ fn each_mistake_has_its_line_and_a_remedy() {
         ("kid = \"k1\"", "kid = \"j1\"", 15, "used twice"),
         ("shards = 4", "shards = 0", 24, "from 1 to"),
         ("shards = 4", "shards = \"4\"", 24, "is string"),
-        ("shards = 4", "shards = 2", 37, "has no shard 2"),
+        ("shards = 4", "shards = 2", 35, "has no shard 2"),
         ("shards = 4", "shard = 4", 24, "did you mean shards?"),
         ("replicas = 2", "replicas = 3", 20, "use at most 2"),
-        ("replicas = 2", "replicas = 1", 37, "2 nodes hold shard 2"),
+        ("replicas = 2", "replicas = 1", 35, "2 nodes hold shard 2"),
         (
             "routing = \"jump_hash\"",
             "routing = \"jump\"",
