@@ -1,0 +1,528 @@
+//! What a broker answers before it touches a log.
+//!
+//! Three questions, each with a fixed order of checks: may this forward be applied here
+//! ([`admit_forward`]); where does a client's request go ([`route_local`]); may this replicate
+//! message be looked at ([`check_replication`]). Nothing here parses, verifies a token or writes.
+//!
+//! Invariants:
+//! * OWN-1: `Serve` only at equal generation, as owner, ready, with an allowing credential.
+//! * OWN-2: the credential is looked at last, and only if everything before it passed: who owns a
+//!   shard is told to any greeted peer, and a verification is not spent on a misrouted request.
+//! * OWN-3: a broker never forwards for a peer.
+
+use crate::ids::{Generation, NodeId};
+
+use super::outcome::{PeerCode, RetryClass, Target};
+
+/// Who leads a shard, as this broker's view has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owner<'a> {
+    Me,
+    Other {
+        node: &'a NodeId,
+    },
+    /// Nobody is assigned.
+    Nobody,
+}
+
+/// Whether a shard this broker leads can be served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Serving {
+    Ready,
+    /// The log is being opened or recovered.
+    Opening,
+    /// The shard is being handed over: its write fence is closed.
+    Fenced,
+    /// This broker may no longer lead as far as it can prove.
+    LeaseLapsed,
+    /// A flush failed earlier; final until a restart.
+    StorageFailed,
+}
+
+/// A shard in this broker's view.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShardView<'a> {
+    pub owner: Owner<'a>,
+    pub generation: Generation,
+    /// Looked at only when the owner is this broker.
+    pub serving: Serving,
+}
+
+/// How busy the shard's core is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Load {
+    Normal,
+    /// A bounded queue on the way to the log is full.
+    Shedding,
+}
+
+/// What came of checking the client's credential.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CredentialVerdict {
+    Allowed,
+    /// A legacy kind, which carries none.
+    Missing,
+    /// It does not verify: wrong key, expired, wrong tenant.
+    Invalid,
+    /// It verifies but does not allow this action here.
+    NotAllowed,
+}
+
+/// What an owner does with a forward.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ForwardAdmission {
+    /// Apply it.
+    Serve,
+    /// Name the owner; the requester decides whether to go there.
+    NotLeader(Target),
+    /// Refuse with a typed error.
+    Refuse {
+        code: PeerCode,
+        detail: &'static str,
+    },
+}
+
+/// Decides about a forwarded publish or cache operation.
+///
+/// `view` is `None` for a shard this broker has never heard of. `me` is this broker.
+/// `check_credential` runs only when the answer depends on it.
+pub fn admit_forward(
+    me: &NodeId,
+    view: Option<ShardView<'_>>,
+    requested: Generation,
+    load: Load,
+    check_credential: impl FnOnce() -> CredentialVerdict,
+) -> ForwardAdmission {
+    let Some(view) = view else {
+        return refuse(PeerCode::StaleRoute, "shard not in this broker's view");
+    };
+    if requested > view.generation {
+        return refuse(
+            PeerCode::StaleRoute,
+            "request names a generation this broker has not reached",
+        );
+    }
+    let owner = match view.owner {
+        Owner::Nobody => return refuse(PeerCode::Unavailable, "no owner is assigned"),
+        Owner::Me => me,
+        Owner::Other { node } => node,
+    };
+    let is_mine = view.owner == Owner::Me;
+    if requested < view.generation || !is_mine {
+        return ForwardAdmission::NotLeader(Target {
+            node: owner.clone(),
+            generation: view.generation,
+        });
+    }
+    if let Some((code, detail)) = serving_refusal(view.serving) {
+        return refuse(code, detail);
+    }
+    match load {
+        Load::Normal => {}
+        Load::Shedding => return refuse(PeerCode::Overload, "queue full"),
+    }
+    match check_credential() {
+        CredentialVerdict::Allowed => ForwardAdmission::Serve,
+        CredentialVerdict::Missing => refuse(PeerCode::Unauthorized, "credential missing"),
+        CredentialVerdict::Invalid => refuse(PeerCode::Unauthorized, "credential does not verify"),
+        CredentialVerdict::NotAllowed => {
+            refuse(PeerCode::Unauthorized, "credential does not allow this")
+        }
+    }
+}
+
+fn refuse(code: PeerCode, detail: &'static str) -> ForwardAdmission {
+    ForwardAdmission::Refuse { code, detail }
+}
+
+fn serving_refusal(serving: Serving) -> Option<(PeerCode, &'static str)> {
+    match serving {
+        Serving::Ready => None,
+        Serving::Opening => Some((PeerCode::Unavailable, "shard is opening")),
+        Serving::Fenced => Some((PeerCode::Unavailable, "shard is moving")),
+        Serving::LeaseLapsed => Some((PeerCode::Unavailable, "lease lapsed")),
+        Serving::StorageFailed => Some((PeerCode::StorageFailed, "log failed earlier")),
+    }
+}
+
+/// The names of a forward are checked above the codec: empty ones are malformed.
+pub fn names_are_complete(tenant: &str, namespace: &str, name: &str) -> Result<(), &'static str> {
+    match (tenant.is_empty(), namespace.is_empty(), name.is_empty()) {
+        (true, _, _) => Err("tenant is empty"),
+        (false, true, _) => Err("namespace is empty"),
+        (false, false, true) => Err("stream or cache name is empty"),
+        (false, false, false) => Ok(()),
+    }
+}
+
+/// Why a client's request goes nowhere; surely nothing was applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RouteRefusal {
+    /// Unknown tenant, namespace, stream or cache.
+    NotFound,
+    /// The shard has no owner.
+    NotAssigned,
+    /// This broker owns it and cannot serve it now.
+    NotServing(Serving),
+    /// A bounded queue is full.
+    Shedding,
+    /// The token does not allow it.
+    Forbidden,
+}
+
+impl RouteRefusal {
+    /// What the client may do about it.
+    pub const fn retry_class(self) -> RetryClass {
+        match self {
+            Self::NotFound | Self::Shedding => RetryClass::RetryAfter,
+            Self::NotAssigned => RetryClass::Retry,
+            Self::NotServing(Serving::StorageFailed) | Self::Forbidden => RetryClass::Fatal,
+            Self::NotServing(
+                Serving::Ready | Serving::Opening | Serving::Fenced | Serving::LeaseLapsed,
+            ) => RetryClass::Retry,
+        }
+    }
+}
+
+/// Where a client's request goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LocalRoute {
+    /// This broker applies it.
+    Serve {
+        generation: Generation,
+    },
+    /// Another broker owns the shard: forward, or redirect the client.
+    Remote(Target),
+    Refuse(RouteRefusal),
+}
+
+/// Decides about a client's own request. The permission comes first here, so that a client
+/// without it learns nothing about what exists.
+pub fn route_local(view: Option<ShardView<'_>>, load: Load, is_allowed: bool) -> LocalRoute {
+    if !is_allowed {
+        return LocalRoute::Refuse(RouteRefusal::Forbidden);
+    }
+    let Some(view) = view else {
+        return LocalRoute::Refuse(RouteRefusal::NotFound);
+    };
+    match view.owner {
+        Owner::Nobody => LocalRoute::Refuse(RouteRefusal::NotAssigned),
+        Owner::Other { node } => LocalRoute::Remote(Target {
+            node: node.clone(),
+            generation: view.generation,
+        }),
+        Owner::Me => match (view.serving, load) {
+            (Serving::Ready, Load::Normal) => LocalRoute::Serve {
+                generation: view.generation,
+            },
+            (Serving::Ready, Load::Shedding) => LocalRoute::Refuse(RouteRefusal::Shedding),
+            (
+                serving @ (Serving::Opening
+                | Serving::Fenced
+                | Serving::LeaseLapsed
+                | Serving::StorageFailed),
+                _,
+            ) => LocalRoute::Refuse(RouteRefusal::NotServing(serving)),
+        },
+    }
+}
+
+/// A shard's replica set in this broker's view.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplicaSetView<'a> {
+    pub generation: Generation,
+    pub leader: Option<&'a NodeId>,
+    /// Leader included.
+    pub replicas: &'a [NodeId],
+}
+
+/// Checks of a replicate message that come after decoding and before its checksum: generation,
+/// then membership. They change nothing on disk or in memory.
+///
+/// `accepted` is the newest generation this broker has ever accepted for the log, from disk.
+/// Generation comes before membership so that a new member whose view lags says "retry shortly"
+/// rather than "never", and an out-of-date leader is told to stop even by a broker that left.
+pub fn check_replication(
+    me: &NodeId,
+    sender: &str,
+    view: Option<ReplicaSetView<'_>>,
+    accepted: Option<Generation>,
+    requested: Generation,
+) -> Result<(), PeerCode> {
+    let known = view.map(|v| v.generation).max(accepted);
+    if known.is_some_and(|known| requested < known) {
+        return Err(PeerCode::FencedEpoch);
+    }
+    let Some(view) = view else {
+        return Err(PeerCode::StaleRoute);
+    };
+    if requested > view.generation {
+        return Err(PeerCode::StaleRoute);
+    }
+    let i_follow = view.replicas.contains(me) && view.leader != Some(me);
+    let sender_leads = view.leader.is_some_and(|leader| leader.as_str() == sender);
+    if i_follow && sender_leads {
+        Ok(())
+    } else {
+        Err(PeerCode::Unauthorized)
+    }
+}
+
+/// What a replicate message that passed [`check_replication`] is answered with by a broker that
+/// keeps no replicas: the code that halts that log at the leader, without harming the link.
+pub const REPLICATION_NOT_SERVED: (PeerCode, &str) = (
+    PeerCode::UnsupportedKind,
+    "this broker does not keep replicas",
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str) -> NodeId {
+        NodeId::new(name).unwrap()
+    }
+
+    const SERVING: [Serving; 5] = [
+        Serving::Ready,
+        Serving::Opening,
+        Serving::Fenced,
+        Serving::LeaseLapsed,
+        Serving::StorageFailed,
+    ];
+    const VERDICTS: [CredentialVerdict; 4] = [
+        CredentialVerdict::Allowed,
+        CredentialVerdict::Missing,
+        CredentialVerdict::Invalid,
+        CredentialVerdict::NotAllowed,
+    ];
+
+    /// The whole input space against the written order of checks, in its own words.
+    #[test]
+    fn forward_admission_follows_the_order_of_checks() {
+        let (me, other) = (node("me"), node("other"));
+        for owner in [Owner::Me, Owner::Other { node: &other }, Owner::Nobody] {
+            for serving in SERVING {
+                for requested in 4..=6 {
+                    for load in [Load::Normal, Load::Shedding] {
+                        for verdict in VERDICTS {
+                            let view = ShardView {
+                                owner,
+                                generation: Generation(5),
+                                serving,
+                            };
+                            let mut asked = false;
+                            let got =
+                                admit_forward(&me, Some(view), Generation(requested), load, || {
+                                    asked = true;
+                                    verdict
+                                });
+                            let expected = expected_forward(view, requested, load, verdict);
+                            assert_eq!(summary(&got), expected, "{view:?} g{requested} {load:?}");
+                            let last_check = requested == 5
+                                && owner == Owner::Me
+                                && serving == Serving::Ready
+                                && load == Load::Normal;
+                            assert_eq!(asked, last_check, "OWN-2");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn expected_forward(
+        view: ShardView<'_>,
+        requested: u64,
+        load: Load,
+        verdict: CredentialVerdict,
+    ) -> String {
+        let text = match (requested, view.owner) {
+            (6, _) => "stale_route",
+            (_, Owner::Nobody) => "unavailable",
+            (4, Owner::Me) => "not_leader me@5",
+            (_, Owner::Other { .. }) => "not_leader other@5",
+            (_, Owner::Me) => match view.serving {
+                Serving::StorageFailed => "storage_failed",
+                Serving::Opening | Serving::Fenced | Serving::LeaseLapsed => "unavailable",
+                Serving::Ready => match (load, verdict) {
+                    (Load::Shedding, _) => "overload",
+                    (Load::Normal, CredentialVerdict::Allowed) => "serve",
+                    (Load::Normal, _) => "unauthorized",
+                },
+            },
+        };
+        text.to_string()
+    }
+
+    fn summary(admission: &ForwardAdmission) -> String {
+        match admission {
+            ForwardAdmission::Serve => "serve".to_string(),
+            ForwardAdmission::NotLeader(t) => format!("not_leader {}@{}", t.node, t.generation),
+            ForwardAdmission::Refuse { code, .. } => code.name().to_string(),
+        }
+    }
+
+    #[test]
+    fn unknown_shard_is_a_stale_route() {
+        let got = admit_forward(&node("me"), None, Generation(0), Load::Shedding, || {
+            panic!("credential must not be looked at")
+        });
+        assert_eq!(summary(&got), "stale_route");
+    }
+
+    #[test]
+    fn local_routes() {
+        let other = node("other");
+        let view = |owner, serving| {
+            Some(ShardView {
+                owner,
+                generation: Generation(3),
+                serving,
+            })
+        };
+        let mine = |serving| view(Owner::Me, serving);
+        let refused = LocalRoute::Refuse;
+        assert_eq!(
+            route_local(None, Load::Normal, false),
+            refused(RouteRefusal::Forbidden),
+            "permission before existence"
+        );
+        assert_eq!(
+            route_local(None, Load::Normal, true),
+            refused(RouteRefusal::NotFound)
+        );
+        assert_eq!(
+            route_local(mine(Serving::Ready), Load::Normal, true),
+            LocalRoute::Serve {
+                generation: Generation(3)
+            }
+        );
+        assert_eq!(
+            route_local(mine(Serving::Ready), Load::Shedding, true),
+            refused(RouteRefusal::Shedding)
+        );
+        for serving in SERVING.into_iter().skip(1) {
+            assert_eq!(
+                route_local(mine(serving), Load::Shedding, true),
+                refused(RouteRefusal::NotServing(serving))
+            );
+        }
+        assert_eq!(
+            route_local(
+                view(Owner::Other { node: &other }, Serving::StorageFailed),
+                Load::Shedding,
+                true
+            ),
+            LocalRoute::Remote(Target {
+                node: other.clone(),
+                generation: Generation(3)
+            }),
+            "another broker's shard does not depend on our own state"
+        );
+        assert_eq!(
+            route_local(view(Owner::Nobody, Serving::Ready), Load::Normal, true),
+            refused(RouteRefusal::NotAssigned)
+        );
+    }
+
+    #[test]
+    fn replication_checks_generation_before_membership() {
+        let (me, leader, third) = (node("me"), node("leader"), node("third"));
+        let set = [leader.clone(), me.clone(), third.clone()];
+        let without_me = [leader.clone(), third.clone()];
+        let view = |replicas, leads| {
+            Some(ReplicaSetView {
+                generation: Generation(5),
+                leader: Some(leads),
+                replicas,
+            })
+        };
+        let check = |sender, view, accepted, requested| {
+            check_replication(&me, sender, view, accepted, Generation(requested))
+        };
+        assert_eq!(check("leader", view(&set, &leader), None, 5), Ok(()));
+        for (sender, v, accepted, requested, code) in [
+            (
+                "leader",
+                view(&set, &leader),
+                None,
+                4,
+                PeerCode::FencedEpoch,
+            ),
+            (
+                "leader",
+                view(&without_me, &leader),
+                None,
+                4,
+                PeerCode::FencedEpoch,
+            ),
+            (
+                "leader",
+                view(&without_me, &leader),
+                None,
+                6,
+                PeerCode::StaleRoute,
+            ),
+            (
+                "leader",
+                view(&without_me, &leader),
+                None,
+                5,
+                PeerCode::Unauthorized,
+            ),
+            (
+                "third",
+                view(&set, &leader),
+                None,
+                5,
+                PeerCode::Unauthorized,
+            ),
+            (
+                "stranger",
+                view(&set, &leader),
+                None,
+                5,
+                PeerCode::Unauthorized,
+            ),
+            ("me", view(&set, &me), None, 5, PeerCode::Unauthorized),
+            (
+                "leader",
+                view(&set, &leader),
+                Some(Generation(7)),
+                6,
+                PeerCode::FencedEpoch,
+            ),
+            (
+                "leader",
+                view(&set, &leader),
+                Some(Generation(7)),
+                7,
+                PeerCode::StaleRoute,
+            ),
+            (
+                "leader",
+                None,
+                Some(Generation(7)),
+                6,
+                PeerCode::FencedEpoch,
+            ),
+            ("leader", None, Some(Generation(7)), 7, PeerCode::StaleRoute),
+            ("leader", None, None, 0, PeerCode::StaleRoute),
+        ] {
+            assert_eq!(
+                check(sender, v, accepted, requested),
+                Err(code),
+                "{sender} {accepted:?} {requested}"
+            );
+        }
+    }
+
+    #[test]
+    fn empty_names_are_named() {
+        assert!(names_are_complete("t", "n", "s").is_ok());
+        assert_eq!(names_are_complete("", "", ""), Err("tenant is empty"));
+        assert_eq!(names_are_complete("t", "", ""), Err("namespace is empty"));
+        assert!(names_are_complete("t", "n", "").is_err());
+    }
+}
