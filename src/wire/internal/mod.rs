@@ -19,6 +19,7 @@ mod encode;
 mod error;
 mod header;
 pub mod hex;
+pub mod json;
 mod kind;
 mod message;
 mod payloads;
