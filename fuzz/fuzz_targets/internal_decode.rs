@@ -1,9 +1,8 @@
 #![no_main]
 
-#[path = "../bodies/internal_wire.rs"]
-mod body;
+use felix_uring_fuzz::internal_wire;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    body::decode_one_frame(data);
-    body::decode_as_every_kind(data);
+    internal_wire::decode_one_frame(data);
+    internal_wire::decode_as_every_kind(data);
 });

@@ -1,6 +1,5 @@
 #![no_main]
 
-#[path = "../bodies/internal_wire.rs"]
-mod body;
+use felix_uring_fuzz::internal_wire;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| body::read_stream(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| internal_wire::read_stream(data));

@@ -6,7 +6,7 @@ mod properties;
 mod sides;
 mod vectors;
 
-#[path = "../../fuzz/bodies/internal_wire.rs"]
+#[path = "../../fuzz/src/internal_wire.rs"]
 mod fuzz_bodies;
 
 #[global_allocator]

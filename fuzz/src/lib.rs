@@ -1,0 +1,7 @@
+//! The bodies of the fuzz targets, one module a decoder. The broker's own tests include the same
+//! files and run them on seeded inputs.
+//!
+//! Run a target with `cargo +nightly fuzz run internal_decode` from the repository's root. Seeds
+//! for a corpus: `tests/vectors/*.jsonl`, field `frame_hex`.
+
+pub mod internal_wire;
