@@ -23,7 +23,7 @@ fn shapes() -> Vec<AnswerShape> {
         AnswerShape::ReplicateOk,
         AnswerShape::ForwardCacheOk,
     ];
-    for code in PeerCode::ALL {
+    for &code in PeerCode::ALL {
         all.push(AnswerShape::ForwardPublishError(code));
         all.push(AnswerShape::ReplicateError(code));
         all.push(AnswerShape::ForwardCacheError(code));

@@ -7,67 +7,13 @@
 //! Invariant: `NotSent`, `NotLeader` and `Error` (but for `StorageFailed`) prove that nothing was
 //! applied; `Unknown` proves nothing.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::MonoTime;
 use crate::ids::{Generation, NodeId, Offset};
 
 /// The typed refusals of the internal protocol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum PeerCode {
-    StaleRoute,
-    Unavailable,
-    Unauthorized,
-    Overload,
-    ProtocolVersion,
-    Malformed,
-    StorageFailed,
-    LogGap,
-    LogConflict,
-    FencedEpoch,
-    UnsupportedKind,
-}
-
-impl PeerCode {
-    /// Every code, in the order of its number.
-    pub const ALL: [PeerCode; 11] = [
-        Self::StaleRoute,
-        Self::Unavailable,
-        Self::Unauthorized,
-        Self::Overload,
-        Self::ProtocolVersion,
-        Self::Malformed,
-        Self::StorageFailed,
-        Self::LogGap,
-        Self::LogConflict,
-        Self::FencedEpoch,
-        Self::UnsupportedKind,
-    ];
-
-    /// The code's name as written in logs and metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::StaleRoute => "stale_route",
-            Self::Unavailable => "unavailable",
-            Self::Unauthorized => "unauthorized",
-            Self::Overload => "overload",
-            Self::ProtocolVersion => "protocol_version",
-            Self::Malformed => "malformed",
-            Self::StorageFailed => "storage_failed",
-            Self::LogGap => "log_gap",
-            Self::LogConflict => "log_conflict",
-            Self::FencedEpoch => "fenced_epoch",
-            Self::UnsupportedKind => "unsupported_kind",
-        }
-    }
-}
-
-impl fmt::Display for PeerCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+pub use crate::wire::internal::ErrorCode as PeerCode;
 
 /// A broker at an assignment generation: where a request goes, and what a redirect loop is made of.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

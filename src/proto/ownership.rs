@@ -338,17 +338,17 @@ mod tests {
         verdict: CredentialVerdict,
     ) -> String {
         let text = match (requested, view.owner) {
-            (6, _) => "stale_route",
-            (_, Owner::Nobody) => "unavailable",
+            (6, _) => "StaleRoute",
+            (_, Owner::Nobody) => "Unavailable",
             (4, Owner::Me) => "not_leader me@5",
             (_, Owner::Other { .. }) => "not_leader other@5",
             (_, Owner::Me) => match view.serving {
-                Serving::StorageFailed => "storage_failed",
-                Serving::Opening | Serving::Fenced | Serving::LeaseLapsed => "unavailable",
+                Serving::StorageFailed => "StorageFailed",
+                Serving::Opening | Serving::Fenced | Serving::LeaseLapsed => "Unavailable",
                 Serving::Ready => match (load, verdict) {
-                    (Load::Shedding, _) => "overload",
+                    (Load::Shedding, _) => "Overload",
                     (Load::Normal, CredentialVerdict::Allowed) => "serve",
-                    (Load::Normal, _) => "unauthorized",
+                    (Load::Normal, _) => "Unauthorized",
                 },
             },
         };
@@ -359,7 +359,7 @@ mod tests {
         match admission {
             ForwardAdmission::Serve => "serve".to_string(),
             ForwardAdmission::NotLeader(t) => format!("not_leader {}@{}", t.node, t.generation),
-            ForwardAdmission::Refuse { code, .. } => code.name().to_string(),
+            ForwardAdmission::Refuse { code, .. } => format!("{code:?}"),
         }
     }
 
@@ -368,7 +368,7 @@ mod tests {
         let got = admit_forward(&node("me"), None, Generation(0), Load::Shedding, || {
             panic!("credential must not be looked at")
         });
-        assert_eq!(summary(&got), "stale_route");
+        assert_eq!(summary(&got), "StaleRoute");
     }
 
     #[test]
