@@ -29,3 +29,5 @@ pub mod cli;
 pub mod cluster;
 #[cfg(feature = "runtime")]
 pub mod driver;
+#[cfg(feature = "runtime")]
+pub mod preflight;

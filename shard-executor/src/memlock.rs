@@ -1,6 +1,6 @@
 //! How much lockable memory the executors need.
 //!
-//! Duty: the arithmetic only; reading the limit is the caller's. Each executor has three rings
+//! Duty: the arithmetic, and reading the limit; judging is the caller's. Each executor has three rings
 //! (main, latency, poll) and registers the same I/O memory with each of them. Registered memory is
 //! charged to the user on every kernel; the rings themselves on kernels before 5.12 and again on
 //! recent ones, so they are always counted here.
@@ -21,6 +21,18 @@ pub fn required_bytes(executors: usize, io_memory_bytes: usize, ring_depth: usiz
     let memory = page_up(io_memory_bytes as u64).max(SMALLEST_IO_MEMORY_BYTES);
     let per_executor = RINGS_PER_EXECUTOR * (memory + ring_bytes(ring_depth));
     (per_executor * executors as u64).max(EXECUTOR_MINIMUM_BYTES)
+}
+
+/// The soft limit on locked memory of this process; `None` when there is none (or it cannot be
+/// read, which leaves the refusal to the kernel).
+pub fn limit_bytes() -> Option<u64> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is live for the call.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
 /// Submission entries of 64 B, an index of 4 B each, and twice as many completions of 16 B.

@@ -11,7 +11,7 @@ use glommio::{ExecutorJoinHandle, LocalExecutorBuilder, Placement};
 use super::error::{CoreError, StartError};
 use super::task::{sleep, spawn_local};
 use super::warm_up::warm_up;
-use crate::memlock::DEFAULT_IO_MEMORY_BYTES;
+use crate::memlock::{self, DEFAULT_IO_MEMORY_BYTES, EXECUTOR_MINIMUM_BYTES};
 use crate::panic_exit::mark_core;
 use crate::stall::Heartbeat;
 
@@ -132,6 +132,7 @@ where
 {
     spec.validate()?;
     let core = spec.core_index;
+    require_locked_memory(core)?;
     let heartbeat = Arc::new(Heartbeat::default());
     let pulse = heartbeat.clone();
     let (ready, readied) = sync_channel::<Result<(), StartError>>(1);
@@ -167,6 +168,20 @@ where
         heartbeat,
         join,
     })
+}
+
+/// glommio refuses by itself, but in a shape that cannot be told from other failures.
+fn require_locked_memory(core: usize) -> Result<(), StartError> {
+    match memlock::limit_bytes() {
+        Some(current_bytes) if current_bytes < EXECUTOR_MINIMUM_BYTES => {
+            Err(StartError::LockedMemory {
+                core,
+                current_bytes,
+                needed_bytes: EXECUTOR_MINIMUM_BYTES,
+            })
+        }
+        _ => Ok(()),
+    }
 }
 
 fn builder(spec: &CoreSpec) -> LocalExecutorBuilder {

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use glommio::{BuilderErrorKind, GlommioError, ReactorErrorKind};
+use glommio::{BuilderErrorKind, GlommioError};
 
 use crate::panic_exit::message;
 
@@ -93,13 +93,6 @@ pub enum CoreError {
 impl StartError {
     pub(super) fn from_glommio(core: usize, error: GlommioError<()>) -> Self {
         match error {
-            GlommioError::ReactorError(ReactorErrorKind::MemLockLimit(current, needed)) => {
-                Self::LockedMemory {
-                    core,
-                    current_bytes: current,
-                    needed_bytes: needed,
-                }
-            }
             GlommioError::BuilderError(BuilderErrorKind::NonExistentCpus { cpu }) => {
                 Self::NoSuchCpu { core, cpu }
             }
