@@ -1,1 +1,3 @@
 //! The event loop of a core: QUIC, storage, lanes and timers on glommio.
+
+pub mod quic;
