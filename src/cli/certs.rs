@@ -3,8 +3,6 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use base64::Engine;
 use clap::Args;
 use serde_json::json;
 
@@ -86,13 +84,9 @@ fn signing_key(args: &CertsArgs, kid: &str) -> Result<(PathBuf, PathBuf), Comman
         )));
     }
     let key_path = args.dir.join(format!("{kid}.pem"));
-    let public = open_or_create_signing_key(&key_path).map_err(pki_error)?;
+    let key = open_or_create_signing_key(&key_path).map_err(pki_error)?;
     let jwks_path = args.dir.join(format!("{kid}.jwks.json"));
-    let jwks = json!({ "keys": [{
-        "kty": "OKP", "crv": "Ed25519", "alg": "EdDSA", "use": "sig",
-        "kid": kid, "x": URL_SAFE_NO_PAD.encode(public),
-    }]});
-    std::fs::write(&jwks_path, format!("{jwks}\n"))
+    std::fs::write(&jwks_path, key.to_jwks(kid))
         .map_err(|e| CommandError::failed(format!("{}: {e}", jwks_path.display())))?;
     Ok((key_path, jwks_path))
 }

@@ -5,9 +5,12 @@
 //! with a status of [`Exit`].
 
 mod certs;
+mod cluster;
 mod exit;
+mod frame;
 mod logging;
 mod status;
+mod token;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -43,10 +46,16 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run a local cluster
+    Cluster(cluster::ClusterArgs),
     /// Make development certificates and a token signing key
     Certs(certs::CertsArgs),
+    /// Make a signed token for a client
+    Token(token::TokenArgs),
     /// Show what running brokers say about themselves
     Status(status::StatusArgs),
+    /// Decode or encode protocol frames, one a line
+    Frame(frame::FrameArgs),
 }
 
 /// Runs the program with these arguments, the first being its own name.
@@ -79,6 +88,9 @@ fn dispatch(cli: &Cli) -> Result<Exit, CommandError> {
     cli.log.install()?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let exit = match &cli.command {
+        Command::Cluster(args) => cluster::run(args, &mut out),
+        Command::Token(args) => token::run(args, &mut out),
+        Command::Frame(args) => frame::run(args, std::io::stdin().lock(), &mut out),
         Command::Certs(args) => certs::run(args, &mut out),
         Command::Status(args) => status::run(args, &mut out),
     }?;

@@ -6,8 +6,19 @@
 //! Invariants: a broker never outlives the process that started it; a started cluster is stopped
 //! when its handle is dropped.
 
+mod error;
+mod launch;
+mod node;
 mod pki;
 mod process;
+mod spec;
 
+pub use error::ClusterError;
+pub use launch::Cluster;
+pub use node::{BrokerNode, NodeExit};
 pub use pki::{open_or_create_signing_key, Authority, NodeCertificates, PkiError};
 pub use process::{describe_exit, tail, ChildProcess, ChildSpec};
+pub use spec::{
+    free_ports, BrokerProgram, ClusterPlan, ClusterSpec, NodePlan, ShardedSpec, CACHE, KEY_ID,
+    NAMESPACE, STREAM, TENANT,
+};

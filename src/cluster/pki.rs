@@ -12,14 +12,13 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use base64::engine::general_purpose::STANDARD;
-use base64::Engine;
 use rcgen::{
     BasicConstraints, Certificate, CertificateParams, DistinguishedName, DnType,
     ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
 };
 use time::{Duration as Days, OffsetDateTime};
 
+use crate::auth::{MintError, SigningKey};
 use crate::ids::NodeId;
 
 /// Why certificates could not be made.
@@ -36,7 +35,7 @@ pub enum PkiError {
     Unusable { path: PathBuf, why: String },
     #[error("a certificate could not be made: {0}")]
     Generate(#[from] rcgen::Error),
-    #[error("the system gave no random bytes: {0}")]
+    #[error("a signing key could not be made: {0}")]
     Random(String),
 }
 
@@ -181,36 +180,18 @@ fn set_validity(params: &mut CertificateParams, days: u32) {
     params.not_after = now + Days::days(i64::from(days));
 }
 
-/// DER of an Ed25519 private key up to its 32 bytes, version 1 of PKCS #8: the one form every
-/// common library reads (version 2, which also holds the public key, is refused by some).
-const ED25519_PKCS8_PREFIX: [u8; 16] = [
-    0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20,
-];
-
-/// Uses the Ed25519 key at `path`, or makes one. Gives its public half.
-pub fn open_or_create_signing_key(path: &Path) -> Result<[u8; 32], PkiError> {
+/// Uses the Ed25519 signing key at `path`, or makes one.
+pub fn open_or_create_signing_key(path: &Path) -> Result<SigningKey, PkiError> {
+    let unusable = |error: MintError| PkiError::Unusable {
+        path: path.to_path_buf(),
+        why: error.to_string(),
+    };
     if let Some(pem) = read(path)? {
-        return signing_public_key(path, &pem);
+        return SigningKey::from_pem(&pem).map_err(unusable);
     }
-    let mut seed = [0u8; 32];
-    getrandom::fill(&mut seed).map_err(|e| PkiError::Random(e.to_string()))?;
-    let der = [&ED25519_PKCS8_PREFIX[..], &seed[..]].concat();
-    let pem = format!(
-        "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n",
-        STANDARD.encode(der)
-    );
-    write_secret(path, &pem)?;
-    signing_public_key(path, &pem)
-}
-
-fn signing_public_key(path: &Path, pem: &str) -> Result<[u8; 32], PkiError> {
-    let key = KeyPair::from_pem_and_sign_algo(pem, &rcgen::PKCS_ED25519).map_err(unusable(path))?;
-    key.public_key_raw()
-        .try_into()
-        .map_err(|_| PkiError::Unusable {
-            path: path.to_path_buf(),
-            why: "it is not an Ed25519 key".into(),
-        })
+    let key = SigningKey::generate().map_err(|error| PkiError::Random(error.to_string()))?;
+    write_secret(path, &key.to_pem())?;
+    Ok(key)
 }
 
 fn file_error(path: &Path) -> impl FnOnce(std::io::Error) -> PkiError + '_ {
@@ -246,7 +227,7 @@ fn write_secret(path: &Path, text: &str) -> Result<(), PkiError> {
     write_with_mode(path, text, 0o600)
 }
 
-fn write_public(path: &Path, text: &str) -> Result<(), PkiError> {
+pub(super) fn write_public(path: &Path, text: &str) -> Result<(), PkiError> {
     write_with_mode(path, text, 0o644)
 }
 
@@ -354,13 +335,13 @@ mod tests {
     }
 
     #[test]
-    fn a_signing_key_is_made_once_and_signs_tokens() {
+    fn a_signing_key_is_made_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("k1.pem");
-        let public = open_or_create_signing_key(&path).unwrap();
-        assert_eq!(open_or_create_signing_key(&path).unwrap(), public);
-        let pem = std::fs::read(&path).unwrap();
-        jsonwebtoken::EncodingKey::from_ed_pem(&pem).unwrap();
+        let first = open_or_create_signing_key(&path).unwrap();
+        assert_eq!(open_or_create_signing_key(&path).unwrap().x(), first.x());
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
         std::fs::write(&path, "garbage").unwrap();
         assert!(open_or_create_signing_key(&path).is_err());
     }

@@ -48,6 +48,14 @@ impl ChildProcess {
             .stdout(log.try_clone()?)
             .stderr(log)
             .process_group(0);
+        // What the caller's own shell says about some other broker is not meant for this one.
+        for (name, _) in std::env::vars_os() {
+            let ours = name.as_encoded_bytes().starts_with(b"FELIX_");
+            let given = spec.env.iter().any(|(k, _)| name == **k);
+            if ours && !given && !name.as_encoded_bytes().starts_with(b"FELIX_LOG") {
+                command.env_remove(name);
+            }
+        }
         let parent = std::process::id();
         // SAFETY: the closure runs in the child between fork and exec and only makes two system
         // calls, both async-signal-safe; it allocates nothing.
@@ -96,11 +104,15 @@ impl ChildProcess {
         Ok(self.ended)
     }
 
-    /// Waits until the child ends or `deadline` passes.
-    pub fn wait_until(&mut self, deadline: Instant) -> std::io::Result<Option<ExitStatus>> {
+    /// Waits until the child ends, `deadline` passes or `hurry` says to wait no longer.
+    pub fn wait_until(
+        &mut self,
+        deadline: Instant,
+        hurry: &dyn Fn() -> bool,
+    ) -> std::io::Result<Option<ExitStatus>> {
         loop {
             let status = self.poll_exit()?;
-            if status.is_some() || Instant::now() >= deadline {
+            if status.is_some() || Instant::now() >= deadline || hurry() {
                 return Ok(status);
             }
             std::thread::sleep(WAIT_STEP);
@@ -208,7 +220,7 @@ mod tests {
         let mut child =
             ChildProcess::start(&shell(dir.path(), "echo $GREETING; echo oops >&2; exit 3"))
                 .unwrap();
-        let status = child.wait_until(soon()).unwrap().unwrap();
+        let status = child.wait_until(soon(), &|| false).unwrap().unwrap();
         assert_eq!(describe_exit(status), "exit status 3");
         assert_eq!(child.log_tail(), "hello\noops\n");
         // Signalling the dead is not an error.
@@ -222,7 +234,7 @@ mod tests {
         let mut child = std::thread::spawn(move || ChildProcess::start(&spec).unwrap())
             .join()
             .unwrap();
-        let status = child.wait_until(soon()).unwrap().unwrap();
+        let status = child.wait_until(soon(), &|| false).unwrap().unwrap();
         assert_eq!(describe_exit(status), "exit status 0");
         assert_eq!(child.log_tail(), "alive\n");
     }
@@ -251,7 +263,7 @@ mod tests {
         }
         child.signal(libc::SIGTERM).unwrap();
         let early = child
-            .wait_until(Instant::now() + Duration::from_millis(100))
+            .wait_until(Instant::now() + Duration::from_millis(100), &|| false)
             .unwrap();
         assert_eq!(early, None);
         assert_eq!(describe_exit(child.kill().unwrap()), "signal 9");
