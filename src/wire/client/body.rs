@@ -5,6 +5,8 @@ use std::ops::Deref;
 
 use bytes::{Buf, Bytes};
 
+use crate::limits::MAX_PAYLOADS;
+
 /// Why a binary body cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BodyError {
@@ -16,8 +18,9 @@ pub enum BodyError {
     Undefined { field: &'static str, value: u8 },
     #[error("{count} payloads do not fit in the {left} bytes left")]
     CountTooLarge { count: u32, left: usize },
-    #[error("the batch holds more payloads than the broker takes in one")]
-    TooManyPayloads,
+    /// Well formed as far as it was looked at, but over a limit.
+    #[error("a batch of {count} payloads is over the limit of {MAX_PAYLOADS}")]
+    TooManyPayloads { count: u32 },
     #[error("{field} has no place in an answer of this status")]
     WrongStatus { field: &'static str },
 }

@@ -80,6 +80,8 @@ pub enum EncodeError {
     BodyTooLarge { len: usize },
     #[error("{0}")]
     Contradiction(&'static str),
+    #[error(transparent)]
+    Payloads(#[from] crate::wire::internal::EncodeError),
     #[error("the message has no JSON form: {0}")]
     Json(String),
 }

@@ -13,9 +13,9 @@ use super::messages::{Answer, Malformed, Message, Request};
 use super::reader::MAX_DISCARDED_FRAME_BYTES;
 use super::{EventBatch, PublishAck, PublishBatch};
 use crate::limits::MAX_CLIENT_FRAME_BYTES;
+use crate::wire::internal::hex::{from_hex, to_hex};
 
 mod forms;
-mod hex;
 
 use forms::BinaryForm;
 
@@ -34,8 +34,6 @@ enum Handling {
     DiscardThenAnswer,
     /// A whole frame and more behind it: fine in a stream, not as one frame.
     NotOneFrame,
-    /// The line is not a frame's hex, so there is nothing to handle.
-    NotAFrame,
 }
 
 impl Handling {
@@ -47,24 +45,28 @@ impl Handling {
             Handling::AnswerMalformed => "answer-malformed",
             Handling::DiscardThenAnswer => "discard-then-answer",
             Handling::NotOneFrame => "not-one-frame",
-            Handling::NotAFrame => "none",
         }
     }
 }
 
 struct Refused {
     error: &'static str,
-    handling: Handling,
-    why: String,
+    /// None for a line that is not a frame at all.
+    handling: Option<Handling>,
+    detail: String,
     request_id: Option<u64>,
 }
 
 impl Refused {
-    fn new(error: &'static str, handling: Handling, why: impl ToString) -> Refused {
+    fn new(
+        error: &'static str,
+        handling: impl Into<Option<Handling>>,
+        detail: impl ToString,
+    ) -> Refused {
         Refused {
             error,
-            handling,
-            why: why.to_string(),
+            handling: handling.into(),
+            detail: detail.to_string(),
             request_id: None,
         }
     }
@@ -75,21 +77,19 @@ impl Refused {
     }
 
     fn to_value(&self) -> Value {
-        let mut value = json!({
-            "ok": false,
-            "error": self.error,
-            "handling": self.handling.name(),
-            "why": self.why,
-        });
-        if let (Some(id), Some(object)) = (self.request_id, value.as_object_mut()) {
-            object.insert("request_id".into(), id.into());
+        let mut value = json!({"ok": false, "error": self.error, "detail": self.detail});
+        if let Some(handling) = self.handling {
+            value["handling"] = handling.name().into();
+        }
+        if let Some(id) = self.request_id {
+            value["request_id"] = id.into();
         }
         value
     }
 }
 
 /// Decodes one line: `{"ok":true,"flags":..,"message":..}`, or
-/// `{"ok":false,"error":..,"handling":..,"why":..}`.
+/// `{"ok":false,"error":..,"handling":..,"detail":..}`, without `handling` when the line is not hex.
 pub fn decode_line(line: &str) -> Value {
     match decode_hex(line) {
         Ok((flags, message)) => json!({"ok": true, "flags": flags.bits(), "message": message}),
@@ -101,22 +101,16 @@ pub fn decode_line(line: &str) -> Value {
 /// is an object like that of [`decode_line`].
 pub fn encode_line(line: &str) -> Result<String, Value> {
     let encoded = serde_json::from_str(line)
-        .map_err(|error| Refused::new("not-json", Handling::NotAFrame, error))
+        .map_err(|error| Refused::new("not-json", None, error))
         .and_then(|value| encode_value(&value));
     match encoded {
-        Ok(frame) => Ok(hex::encode(&frame)),
+        Ok(frame) => Ok(to_hex(&frame)),
         Err(refused) => Err(refused.to_value()),
     }
 }
 
 fn decode_hex(line: &str) -> Result<(Flags, Value), Refused> {
-    let bytes = hex::decode(line.trim()).ok_or_else(|| {
-        Refused::new(
-            "not-hex",
-            Handling::NotAFrame,
-            "an even number of hex digits is needed",
-        )
-    })?;
+    let bytes = from_hex(line.trim()).map_err(|error| Refused::new("not-hex", None, error))?;
     let frame = one_frame(Bytes::from(bytes))?;
     let flags = frame.flags;
     let layout = flags.layout().map_err(refused_flags)?;
@@ -172,7 +166,7 @@ fn refused_json(error: Malformed) -> Refused {
 }
 
 fn refused_encode(error: EncodeError) -> Refused {
-    Refused::new("cannot-encode", Handling::NotAFrame, error)
+    Refused::new("cannot-encode", None, error)
 }
 
 fn show(layout: Layout, frame: Frame) -> Result<Value, Refused> {
@@ -234,7 +228,7 @@ fn encode_value(value: &Value) -> Result<Bytes, Refused> {
     };
     if message.get("type").is_none() {
         let form: BinaryForm = serde_json::from_value(message.clone())
-            .map_err(|error| Refused::new("not-a-message", Handling::NotAFrame, error))?;
+            .map_err(|error| Refused::new("not-a-message", None, error))?;
         return form.encode().map_err(refused_encode);
     }
     let body = serde_json::to_vec(message).map_err(refused_body)?;
@@ -264,8 +258,8 @@ mod tests {
     #[test]
     fn what_to_do_is_said_of_every_refusal() {
         for (line, error, handling) in [
-            ("zz", "not-hex", "none"),
-            ("464", "not-hex", "none"),
+            ("zz", "not-hex", ""),
+            ("464", "not-hex", ""),
             ("464c5831", "incomplete", "need-more-bytes"),
             ("474554202f20485454502f31", "invalid-magic", "close"),
             ("464c58310001000000000002", "incomplete", "need-more-bytes"),
@@ -302,9 +296,8 @@ mod tests {
 
     #[test]
     fn an_unknown_type_keeps_its_request_id() {
-        let line = hex::encode(
-            b"FLX1\x00\x01\x00\x00\x00\x00\x00\x20{\"type\":\"later\",\"request_id\":77}",
-        );
+        let line =
+            to_hex(b"FLX1\x00\x01\x00\x00\x00\x00\x00\x20{\"type\":\"later\",\"request_id\":77}");
         let value = decode_line(&line);
         assert_eq!(value["error"], "unknown-type");
         assert_eq!(value["handling"], "answer-unsupported-kind");

@@ -20,7 +20,6 @@ pub mod publish;
 pub mod reader;
 pub mod refusal;
 pub mod requests;
-mod section;
 
 pub use ack::{PublishAck, PublishOutcome, ShardOwner};
 pub use blob::Blob;
@@ -33,7 +32,11 @@ pub use messages::{encode_message, Answer, Malformed, Message, Request};
 pub use publish::{AckGranularity, AckRequest, ProducerSequence, PublishBatch, PublishError};
 pub use reader::{EndError, FatalReason, FrameReader, Oversize, ReadEvent, ReadLimits};
 pub use refusal::{ErrorCode, ErrorDetail, Refusal, RetryClass, WireCode};
-pub use section::Payloads;
+
+#[cfg(test)]
+mod binary_tests;
+
+pub use super::internal::Payloads;
 
 /// What a broker reads.
 #[derive(Debug, Clone, PartialEq)]

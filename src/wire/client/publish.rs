@@ -12,7 +12,7 @@ use bytes::Bytes;
 use super::body::{BodyError, Fields, Text};
 use super::flags::PublishShape;
 use super::frame::{EncodeError, FrameBuilder};
-use super::section::Payloads;
+use crate::wire::internal::{self, Payloads};
 
 /// One batch: one shard, one run of offsets, one answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,7 +114,7 @@ impl PublishBatch {
             tenant_id: fields.short_text("the tenant")?,
             namespace: fields.short_text("the namespace")?,
             stream: fields.short_text("the stream")?,
-            payloads: Payloads::split_off(fields.into_rest())?,
+            payloads: take_payloads(&fields.into_rest())?,
         })
     }
 
@@ -170,5 +170,18 @@ impl PublishBatch {
         frame.put_short("the namespace", self.namespace.as_bytes())?;
         frame.put_short("the stream", self.stream.as_bytes())?;
         Ok(frame)
+    }
+}
+
+/// The section at the front of `rest`. It is cut off exactly, because it travels on as it is.
+fn take_payloads(rest: &Bytes) -> Result<Payloads, BodyError> {
+    match Payloads::parse_at(rest, 0) {
+        Ok((payloads, _)) => Ok(payloads),
+        Err(internal::BodyError::TooManyPayloads { count }) => {
+            Err(BodyError::TooManyPayloads { count })
+        }
+        Err(_) => Err(BodyError::Truncated {
+            field: "the payloads",
+        }),
     }
 }

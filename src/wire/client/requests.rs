@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::blob::Blob;
 use super::messages::{message, message_enum};
+use crate::wire::routing::Routing;
 
 /// When the answer to a JSON publish is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -41,6 +42,24 @@ pub enum OwnedKind {
 pub enum RoutingMode {
     Modulo,
     JumpHash,
+}
+
+impl From<Routing> for RoutingMode {
+    fn from(routing: Routing) -> RoutingMode {
+        match routing {
+            Routing::Modulo => RoutingMode::Modulo,
+            Routing::JumpHash => RoutingMode::JumpHash,
+        }
+    }
+}
+
+impl From<RoutingMode> for Routing {
+    fn from(mode: RoutingMode) -> Routing {
+        match mode {
+            RoutingMode::Modulo => Routing::Modulo,
+            RoutingMode::JumpHash => Routing::JumpHash,
+        }
+    }
 }
 
 /// What must hold for a conditional put.

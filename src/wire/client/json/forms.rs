@@ -3,15 +3,15 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::hex::Hex;
 use crate::wire::client::ack::{PublishAck, PublishOutcome, ShardOwner};
 use crate::wire::client::flags::{Flags, Layout};
 use crate::wire::client::frame::EncodeError;
 use crate::wire::client::publish::{AckGranularity, AckRequest, ProducerSequence, PublishBatch};
 use crate::wire::client::refusal::{ErrorDetail, Refusal, RetryClass, WireCode};
 use crate::wire::client::{EventBatch, Payloads};
+use crate::wire::internal::hex::{from_hex, to_hex};
 
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "kind")]
@@ -91,6 +91,23 @@ pub struct EventForm {
     publisher_hex: Option<Hex>,
     timestamps: Option<Vec<u64>>,
     payloads_hex: Vec<Hex>,
+}
+
+/// Bytes that stand in JSON as hex.
+struct Hex(Bytes);
+
+impl Serialize for Hex {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&to_hex(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Hex {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let bytes = from_hex(&text).map_err(serde::de::Error::custom)?;
+        Ok(Hex(Bytes::from(bytes)))
+    }
 }
 
 impl BinaryForm {
@@ -218,7 +235,7 @@ impl PublishForm {
             tenant_id: self.tenant_id.into(),
             namespace: self.namespace.into(),
             stream: self.stream.into(),
-            payloads: Payloads::from_slices(&payloads),
+            payloads: Payloads::from_slices(&payloads)?,
         };
         same_flags(self.flags, Layout::Publish(batch.shape()))?;
         batch.encode()
