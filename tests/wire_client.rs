@@ -1,5 +1,8 @@
 //! The client codec against the published vectors and against generated input.
 
+#[path = "../fuzz/src/client_wire.rs"]
+mod fuzzed;
+
 use std::path::PathBuf;
 
 use bytes::Bytes;
@@ -219,6 +222,25 @@ proptest! {
             bytes[position] = value;
         }
         read_as_either(&bytes);
+    }
+
+    /// Frames of the vectors, some damaged, in one stream cut anywhere.
+    #[test]
+    fn what_is_read_survives_being_written(
+        step in 1u8..=255,
+        picks in proptest::collection::vec(any::<proptest::sample::Index>(), 1..6),
+        damage in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..3),
+    ) {
+        let vectors = vectors("client-valid.jsonl");
+        let mut data = vec![step];
+        for pick in picks {
+            data.extend(unhex(text(&vectors[pick.index(vectors.len())], "frame_hex")));
+        }
+        for (position, value) in damage {
+            let position = position.index(data.len());
+            data[position] = value;
+        }
+        fuzzed::read_stream(&data);
     }
 
     #[test]

@@ -4,4 +4,5 @@
 //! Run a target with `cargo +nightly fuzz run internal_decode` from the repository's root. Seeds
 //! for a corpus: `tests/vectors/*.jsonl`, field `frame_hex`.
 
+pub mod client_wire;
 pub mod internal_wire;

@@ -21,6 +21,10 @@ pub mod reader;
 pub mod refusal;
 pub mod requests;
 
+#[cfg(test)]
+mod binary_tests;
+
+pub use super::internal::Payloads;
 pub use ack::{PublishAck, PublishOutcome, ShardOwner};
 pub use blob::Blob;
 pub use body::{BodyError, Text};
@@ -32,11 +36,6 @@ pub use messages::{encode_message, Answer, Malformed, Message, Request};
 pub use publish::{AckGranularity, AckRequest, ProducerSequence, PublishBatch, PublishError};
 pub use reader::{EndError, FatalReason, FrameReader, Oversize, ReadEvent, ReadLimits};
 pub use refusal::{ErrorCode, ErrorDetail, Refusal, RetryClass, WireCode};
-
-#[cfg(test)]
-mod binary_tests;
-
-pub use super::internal::Payloads;
 
 /// What a broker reads.
 #[derive(Debug, Clone, PartialEq)]
