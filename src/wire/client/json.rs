@@ -9,7 +9,7 @@ use serde_json::{json, Value};
 
 use super::flags::{Flags, FlagsError, Layout};
 use super::frame::{EncodeError, Frame, FrameHeader, HeaderError, HEADER_BYTES};
-use super::messages::{Answer, Malformed, Message, Request};
+use super::messages::{Answer, Malformed, Request};
 use super::reader::MAX_DISCARDED_FRAME_BYTES;
 use super::{EventBatch, PublishAck, PublishBatch};
 use crate::limits::MAX_CLIENT_FRAME_BYTES;
@@ -237,11 +237,6 @@ fn encode_value(value: &Value) -> Result<Bytes, Refused> {
         AnyMessage::Answer(answer) => answer.encode(),
     }
     .map_err(refused_encode)
-}
-
-/// The JSON text of one message, for logs.
-pub fn message_text<M: Message>(message: &M) -> Result<String, EncodeError> {
-    serde_json::to_string(message).map_err(|error| EncodeError::Json(error.to_string()))
 }
 
 #[cfg(test)]
