@@ -20,11 +20,12 @@ fn help_is_on_standard_output_with_examples_and_exit_statuses() {
     assert_eq!(out.status.code(), Some(0));
     let help = text(&out.stdout);
     assert!(help.contains("Exit status:"), "{help}");
-    assert!(help.contains("5  damaged data"), "{help}");
+    assert!(help.contains("6  this host cannot run a broker"), "{help}");
     for command in [
         &["cluster", "up"][..],
         &["certs"],
         &["token"],
+        &["check"],
         &["status"],
         &["frame", "decode"],
         &["frame", "encode"],
@@ -78,4 +79,16 @@ fn a_broker_that_is_not_there_is_status_3() {
     let out = felix(&["status", &addr]);
     assert_eq!(out.status.code(), Some(3), "{}", text(&out.stderr));
     assert!(text(&out.stderr).contains("cannot be reached"));
+}
+
+#[test]
+fn a_host_that_cannot_run_it_is_status_6() {
+    let fine = felix(&["check", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&fine.stdout).unwrap();
+    let expected = if report["ok"] == true { 0 } else { 6 };
+    assert_eq!(fine.status.code(), Some(expected), "{report}");
+
+    // procfs takes no O_DIRECT files.
+    let unfit = felix(&["check", "--data-dir", "/proc/self"]);
+    assert_eq!(unfit.status.code(), Some(6), "{}", text(&unfit.stdout));
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use crate::preflight::EXIT_CODE_HOST_UNFIT;
+
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
@@ -13,10 +15,12 @@ pub enum Exit {
     Usage,
     /// Nobody answered.
     Unreachable,
-    /// Somebody answered no: credentials, permissions, or this host may not run a broker.
+    /// Somebody answered no: credentials or permissions.
     Refused,
     /// Data on disk, or a frame given to us, is not what was written.
     Damaged,
+    /// This host lacks something a broker needs; see `check`.
+    HostUnfit,
 }
 
 /// What the statuses mean, for `--help`.
@@ -25,8 +29,9 @@ pub const EXIT_HELP: &str = "Exit status:\n  \
     1  failed: it was tried and did not work\n  \
     2  usage or configuration: nothing was started\n  \
     3  unreachable: nobody answered\n  \
-    4  refused: by a broker, or by this host (see `check`)\n  \
-    5  damaged data";
+    4  refused: credentials or permissions\n  \
+    5  damaged data\n  \
+    6  this host cannot run a broker (see `check`)";
 
 impl Exit {
     pub fn code(self) -> u8 {
@@ -37,6 +42,7 @@ impl Exit {
             Self::Unreachable => 3,
             Self::Refused => 4,
             Self::Damaged => 5,
+            Self::HostUnfit => EXIT_CODE_HOST_UNFIT,
         }
     }
 }
@@ -98,6 +104,7 @@ mod tests {
             Exit::Unreachable,
             Exit::Refused,
             Exit::Damaged,
+            Exit::HostUnfit,
         ] {
             assert!(
                 EXIT_HELP.contains(&format!("  {}  ", exit.code())),

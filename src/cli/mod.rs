@@ -5,6 +5,7 @@
 //! with a status of [`Exit`].
 
 mod certs;
+mod check;
 mod cluster;
 mod exit;
 mod frame;
@@ -52,6 +53,8 @@ enum Command {
     Certs(certs::CertsArgs),
     /// Make a signed token for a client
     Token(token::TokenArgs),
+    /// Check whether this host can run a broker
+    Check(check::CheckArgs),
     /// Show what running brokers say about themselves
     Status(status::StatusArgs),
     /// Decode or encode protocol frames, one a line
@@ -91,6 +94,7 @@ fn dispatch(cli: &Cli) -> Result<Exit, CommandError> {
         Command::Cluster(args) => cluster::run(args, &mut out),
         Command::Token(args) => token::run(args, &mut out),
         Command::Frame(args) => frame::run(args, std::io::stdin().lock(), &mut out),
+        Command::Check(args) => check::run(args, &mut out),
         Command::Certs(args) => certs::run(args, &mut out),
         Command::Status(args) => status::run(args, &mut out),
     }?;

@@ -12,14 +12,9 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rcgen::{
-    BasicConstraints, Certificate, CertificateParams, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
-};
-use time::{Duration as Days, OffsetDateTime};
-
 use crate::auth::{MintError, SigningKey};
 use crate::ids::NodeId;
+use crate::tls::{DevCa, IssueRequest, TlsFault};
 
 /// Why certificates could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -33,10 +28,10 @@ pub enum PkiError {
         "{path} is not a usable key or certificate: {why}; move it away to have a new one made"
     )]
     Unusable { path: PathBuf, why: String },
-    #[error("a certificate could not be made: {0}")]
-    Generate(#[from] rcgen::Error),
+    #[error(transparent)]
+    Generate(#[from] TlsFault),
     #[error("a signing key could not be made: {0}")]
-    Random(String),
+    Random(MintError),
 }
 
 /// Certificate files of one broker.
@@ -51,8 +46,7 @@ pub struct NodeCertificates {
 /// The authority of a directory.
 pub struct Authority {
     dir: PathBuf,
-    certificate: Certificate,
-    key: KeyPair,
+    ca: DevCa,
     leaf_days: u32,
 }
 
@@ -61,22 +55,15 @@ impl Authority {
     pub fn open_or_create(dir: &Path, leaf_days: u32) -> Result<Self, PkiError> {
         std::fs::create_dir_all(dir).map_err(file_error(dir))?;
         let (cert_path, key_path) = (dir.join("ca.pem"), dir.join("ca-key.pem"));
-        let (certificate, key) = match (read(&cert_path)?, read(&key_path)?) {
+        let ca = match (read(&cert_path)?, read(&key_path)?) {
             (Some(cert_pem), Some(key_pem)) => {
-                let key = KeyPair::from_pem(&key_pem).map_err(unusable(&key_path))?;
-                // Only the subject and the key sign leaves, so issuing the same parameters
-                // again in memory stands for the certificate on disk.
-                let certificate = CertificateParams::from_ca_cert_pem(&cert_pem)
-                    .and_then(|params| params.self_signed(&key))
-                    .map_err(unusable(&cert_path))?;
-                (certificate, key)
+                DevCa::from_pem(&cert_pem, &key_pem).map_err(|fault| unusable(&cert_path, fault))?
             }
             (None, None) => {
-                let key = KeyPair::generate()?;
-                let certificate = authority_params()?.self_signed(&key)?;
-                write_secret(&key_path, &key.serialize_pem())?;
-                write_public(&cert_path, &certificate.pem())?;
-                (certificate, key)
+                let ca = DevCa::generate("felix-uring development CA")?;
+                write_secret(&key_path, &ca.key_pem())?;
+                write_public(&cert_path, ca.cert_pem())?;
+                ca
             }
             (Some(_), None) => {
                 return Err(PkiError::Unusable {
@@ -93,8 +80,7 @@ impl Authority {
         };
         Ok(Self {
             dir: dir.to_path_buf(),
-            certificate,
-            key,
+            ca,
             leaf_days,
         })
     }
@@ -141,55 +127,19 @@ impl Authority {
     }
 
     fn issue(&self, names: Vec<String>, cert: &Path, key_path: &Path) -> Result<(), PkiError> {
-        let mut params = CertificateParams::new(names.clone())?;
-        params.distinguished_name = common_name(&names[0]);
-        params.is_ca = IsCa::ExplicitNoCa;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![
-            ExtendedKeyUsagePurpose::ServerAuth,
-            ExtendedKeyUsagePurpose::ClientAuth,
-        ];
-        params.use_authority_key_identifier_extension = true;
-        set_validity(&mut params, self.leaf_days);
-        let key = KeyPair::generate()?;
-        let leaf = params.signed_by(&key, &self.certificate, &self.key)?;
-        write_secret(key_path, &key.serialize_pem())?;
-        write_public(cert, &leaf.pem())
+        let request = IssueRequest::for_broker(&names, i64::from(self.leaf_days));
+        let issued = self.ca.issue(&request)?;
+        write_secret(key_path, &issued.key_pem)?;
+        write_public(cert, &issued.cert_pem)
     }
-}
-
-fn authority_params() -> Result<CertificateParams, PkiError> {
-    let mut params = CertificateParams::new(Vec::new())?;
-    params.distinguished_name = common_name("felix-uring development CA");
-    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    set_validity(&mut params, 3650);
-    Ok(params)
-}
-
-fn common_name(name: &str) -> DistinguishedName {
-    let mut dn = DistinguishedName::new();
-    dn.push(DnType::CommonName, name);
-    dn
-}
-
-/// Starts an hour ago, so that a machine whose clock is a little behind accepts it.
-fn set_validity(params: &mut CertificateParams, days: u32) {
-    let now = OffsetDateTime::now_utc();
-    params.not_before = now - Days::hours(1);
-    params.not_after = now + Days::days(i64::from(days));
 }
 
 /// Uses the Ed25519 signing key at `path`, or makes one.
 pub fn open_or_create_signing_key(path: &Path) -> Result<SigningKey, PkiError> {
-    let unusable = |error: MintError| PkiError::Unusable {
-        path: path.to_path_buf(),
-        why: error.to_string(),
-    };
     if let Some(pem) = read(path)? {
-        return SigningKey::from_pem(&pem).map_err(unusable);
+        return SigningKey::from_pem(&pem).map_err(|error| unusable(path, error));
     }
-    let key = SigningKey::generate().map_err(|error| PkiError::Random(error.to_string()))?;
+    let key = SigningKey::generate().map_err(PkiError::Random)?;
     write_secret(path, &key.to_pem())?;
     Ok(key)
 }
@@ -201,10 +151,10 @@ fn file_error(path: &Path) -> impl FnOnce(std::io::Error) -> PkiError + '_ {
     }
 }
 
-fn unusable(path: &Path) -> impl FnOnce(rcgen::Error) -> PkiError + '_ {
-    move |error| PkiError::Unusable {
+fn unusable(path: &Path, why: impl std::fmt::Display) -> PkiError {
+    PkiError::Unusable {
         path: path.to_path_buf(),
-        why: error.to_string(),
+        why: why.to_string(),
     }
 }
 
