@@ -67,6 +67,12 @@ impl MeshCounters {
     }
 }
 
+/// Each counter has one writer, its core, so it needs no locked instruction.
+fn add(counter: &AtomicU64, count: u64) {
+    let value = counter.load(Ordering::Relaxed).wrapping_add(count);
+    counter.store(value, Ordering::Relaxed);
+}
+
 /// Makes the ports of all cores.
 pub struct Mesh<T>(std::marker::PhantomData<T>);
 
@@ -134,13 +140,13 @@ impl<T> MeshPort<T> {
     pub fn try_send(&mut self, to: usize, value: T) -> Result<(), LaneFull<T>> {
         match self.to[to].try_send(value) {
             Ok(()) => {
-                self.counters.sent.fetch_add(1, Ordering::Relaxed);
+                add(&self.counters.sent, 1);
                 self.unrung[to] = true;
                 self.any_unrung = true;
                 Ok(())
             }
             Err(error) => {
-                self.counters.full.fetch_add(1, Ordering::Relaxed);
+                add(&self.counters.full, 1);
                 let (value, closed) = match error {
                     TrySendError::Full(value) => (value, false),
                     TrySendError::Disconnected(value) => (value, true),
@@ -170,9 +176,7 @@ impl<T> MeshPort<T> {
     /// Lanes take turns, [`LANE_QUANTUM`] items each, and the first lane changes with every call,
     /// so a busy sender cannot starve a quiet one.
     pub fn drain(&mut self, max: usize, mut on_item: impl FnMut(usize, T)) -> usize {
-        self.counters
-            .deepest
-            .fetch_max(self.depth() as u64, Ordering::Relaxed);
+        self.note_depth();
         let lanes = self.from.len();
         let first = self.next_lane;
         self.next_lane = (first + 1) % lanes;
@@ -188,10 +192,15 @@ impl<T> MeshPort<T> {
                 break;
             }
         }
-        self.counters
-            .received
-            .fetch_add(taken as u64, Ordering::Relaxed);
+        add(&self.counters.received, taken as u64);
         taken
+    }
+
+    fn note_depth(&self) {
+        let depth = self.depth() as u64;
+        if depth > self.counters.deepest() {
+            self.counters.deepest.store(depth, Ordering::Relaxed);
+        }
     }
 
     fn drain_lane(
