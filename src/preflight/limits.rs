@@ -44,27 +44,40 @@ pub(super) fn check_cores(
         topology.cpus().len(),
         allowed.len()
     );
-    let check = Check::ok("cores", current, needed);
-    match place(&input.cores, &topology, &allowed) {
+    let placement = match place(&input.cores, &topology, &allowed) {
+        Ok(placement) => placement,
         Err(error) => {
             let remedy = Remedy::new(
                 "choose other --cores, or widen the set with taskset",
                 "AllowedCPUs= or CPUAffinity=",
                 "--cpuset-cpus",
             );
-            (check.bad(Status::Fail, error.to_string(), remedy), None)
+            let check = Check::ok("cores", current, needed);
+            return (check.bad(Status::Fail, error.to_string(), remedy), None);
         }
-        Ok(placement) if placement.warnings.is_empty() => (check, Some(placement)),
-        Ok(placement) => {
-            let cause = placement.warnings.join("; ");
-            let remedy = Remedy::new(
-                "ask for fewer --cores, or list them",
-                "AllowedCPUs= with more CPUs",
-                "--cpuset-cpus with more CPUs",
-            );
-            (check.bad(Status::Warn, cause, remedy), Some(placement))
-        }
+    };
+    // The chosen CPUs are what the tuning script wants to know.
+    let current = format!(
+        "{current}; data cores on CPU {}, control threads on CPU {}",
+        list(&placement.data),
+        list(&placement.control)
+    );
+    let check = Check::ok("cores", current, needed);
+    if placement.warnings.is_empty() {
+        return (check, Some(placement));
     }
+    let remedy = Remedy::new(
+        "ask for fewer --cores, or list them",
+        "AllowedCPUs= with more CPUs",
+        "--cpuset-cpus with more CPUs",
+    );
+    let cause = placement.warnings.join("; ");
+    (check.bad(Status::Warn, cause, remedy), Some(placement))
+}
+
+fn list(cpus: &[usize]) -> String {
+    let text: Vec<String> = cpus.iter().map(ToString::to_string).collect();
+    text.join(",")
 }
 
 pub(super) fn check_open_files(facts: &dyn HostFacts, executors: usize) -> Check {

@@ -164,6 +164,11 @@ fn a_good_host_passes() {
         "huge-pages",
     ];
     assert_eq!(names, expected);
+    let cores = &report.checks[2].current;
+    assert!(
+        cores.contains("data cores on CPU 1,2,3,4, control threads on CPU 0,5,6,7"),
+        "{cores}"
+    );
 }
 
 #[test]
