@@ -1,0 +1,496 @@
+//! From text to a typed configuration; each value is judged alone here.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::ids::NodeId;
+use crate::tls::PeerTlsPaths;
+
+use super::cores::CoreSelection;
+use super::error::{shown, ConfigError};
+use super::gather::{Found, Values};
+use super::settings::{Absent, Kind, Setting};
+
+/// How a commit reaches stable storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SyncMethod {
+    /// The file is open with O_DSYNC.
+    Odsync,
+    /// Each write is followed by fdatasync.
+    Fdatasync,
+}
+
+/// Settings of the executors, one a data core.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecutorSettings {
+    /// Which cores.
+    pub cores: CoreSelection,
+    /// Submission entries of each ring.
+    pub queue_depth: u32,
+    /// Registered memory of each ring.
+    pub io_memory_bytes: usize,
+    /// Time slice.
+    pub preempt: Duration,
+    /// Looking for work before sleeping.
+    pub spin: Duration,
+    /// Messages waiting between two cores.
+    pub lane_capacity: usize,
+    /// A loop that has not turned for this long is stalled.
+    pub stall: Duration,
+}
+
+/// Settings of each core's log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StorageSettings {
+    /// Size of a segment.
+    pub segment_bytes: u64,
+    /// Bytes that close a commit group.
+    pub commit_max_bytes: usize,
+    /// How long a group may wait for more.
+    pub commit_max_delay: Duration,
+    /// Groups on their way at once.
+    pub commits_in_flight: usize,
+    /// How a commit reaches stable storage.
+    pub sync_method: SyncMethod,
+    /// Bytes not on disk yet.
+    pub max_queued_bytes: usize,
+    /// Segments zeroed in advance.
+    pub prewritten_segments: usize,
+    /// Recent records in memory.
+    pub recent_bytes: usize,
+    /// Free space kept.
+    pub reserve_bytes: u64,
+}
+
+/// Settings of the links between brokers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerSettings {
+    /// The three files of peer authentication, or none.
+    pub tls: Option<PeerTlsPaths>,
+    /// Unanswered requests per peer and core.
+    pub in_flight: usize,
+    /// Their bytes.
+    pub in_flight_bytes: u64,
+    /// Streams of a link.
+    pub streams: u8,
+    /// Requests of all peers a core works on at once.
+    pub inbound_in_flight: usize,
+    /// How long an answer may take.
+    pub request_timeout: Duration,
+    /// How long connecting and greeting may take.
+    pub connect_timeout: Duration,
+    /// Ping interval.
+    pub keep_alive: Duration,
+    /// Silence that ends a link.
+    pub idle_timeout: Duration,
+    /// A link without requests is closed after this.
+    pub unused_close: Duration,
+    /// First wait before dialling again.
+    pub backoff_min: Duration,
+    /// Longest wait before dialling again.
+    pub backoff_max: Duration,
+    /// First wait after a refusal.
+    pub refused_backoff: Duration,
+    /// Receive window of a stream.
+    pub stream_window_bytes: u32,
+    /// Receive window of a connection.
+    pub connection_window_bytes: u32,
+}
+
+/// Bounds of a forwarded request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ForwardSettings {
+    /// Sends at most.
+    pub attempts: u8,
+    /// No attempt begins later.
+    pub budget: Duration,
+}
+
+/// Settings towards clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientSettings {
+    /// Certificate and key files; made at start without.
+    pub cert_and_key: Option<(PathBuf, PathBuf)>,
+    /// Refuse clients that offer no protocol.
+    pub require_alpn: bool,
+    /// Connections of the broker.
+    pub max_connections: usize,
+    /// Silence that ends a connection.
+    pub idle_timeout: Duration,
+    /// Time to show a token.
+    pub auth_timeout: Duration,
+    /// Largest frame.
+    pub max_frame_bytes: u32,
+    /// Receive window of a stream.
+    pub stream_window_bytes: u32,
+    /// Receive window of a connection.
+    pub connection_window_bytes: u32,
+    /// An acknowledged publish is answered within this.
+    pub publish_answer_timeout: Duration,
+    /// Wait for a majority.
+    pub quorum_timeout: Duration,
+    /// Tokens a core remembers.
+    pub token_cache_entries: usize,
+}
+
+/// Everything the broker was told. Each value is in its range; [`super::load`] also checks
+/// them against each other and against the files they name.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// This broker's name.
+    pub node_id: NodeId,
+    /// Directory of the logs.
+    pub data_dir: PathBuf,
+    /// The catalog file.
+    pub catalog: PathBuf,
+    /// Longest orderly stop.
+    pub shutdown_deadline: Duration,
+    /// Where clients connect.
+    pub client_listen: SocketAddr,
+    /// Where brokers connect.
+    pub internal_listen: SocketAddr,
+    /// Where operators connect.
+    pub admin_listen: SocketAddr,
+    /// The executors.
+    pub executor: ExecutorSettings,
+    /// The logs.
+    pub storage: StorageSettings,
+    /// The links between brokers.
+    pub peer: PeerSettings,
+    /// Forwarded requests.
+    pub forward: ForwardSettings,
+    /// Clients.
+    pub client: ClientSettings,
+    pub(super) values: Values,
+}
+
+/// A whole number; digits may be grouped with underscores.
+pub(super) fn whole(text: &str) -> Option<u64> {
+    text.trim().replace('_', "").parse().ok()
+}
+
+/// Hands out values by name and remembers mistakes and which settings were asked for.
+pub(super) struct ValueReader<'a> {
+    values: &'a Values,
+    pub(super) errors: RefCell<Vec<ConfigError>>,
+    pub(super) asked: RefCell<BTreeSet<&'static str>>,
+}
+
+impl<'a> ValueReader<'a> {
+    pub(super) fn new(values: &'a Values) -> Self {
+        Self {
+            values,
+            errors: RefCell::default(),
+            asked: RefCell::default(),
+        }
+    }
+
+    fn find(&self, name: &'static str) -> Option<&'a Found> {
+        self.asked.borrow_mut().insert(name);
+        let found = self.values.get(name);
+        if let Some(empty) = found.filter(|found| found.text.trim().is_empty()) {
+            self.wrong(
+                name,
+                empty,
+                "must not be empty",
+                "give it a value, or leave it out",
+            );
+            return None;
+        }
+        if let (None, Some(Absent::Required(example))) =
+            (found, Setting::find(name).map(|setting| setting.absent))
+        {
+            self.errors.borrow_mut().push(ConfigError {
+                key: name.to_string(),
+                value: "(unset)".to_string(),
+                origin: String::new(),
+                rule: "must be set".to_string(),
+                remedy: format!("give --{name}, for example --{name} {example}"),
+            });
+        }
+        found
+    }
+
+    fn wrong(&self, name: &str, found: &Found, rule: impl Into<String>, remedy: impl Into<String>) {
+        self.errors.borrow_mut().push(ConfigError {
+            key: name.to_string(),
+            value: shown(&found.text),
+            origin: found.origin.to_string(),
+            rule: rule.into(),
+            remedy: remedy.into(),
+        });
+    }
+
+    /// A number in its declared range; the lower end when it is wrong, so that reading goes on.
+    fn whole(&self, name: &'static str) -> u64 {
+        let Some(Kind::Whole(min, max)) = Setting::find(name).map(|setting| setting.kind) else {
+            return 0;
+        };
+        let Some(found) = self.find(name) else {
+            return min;
+        };
+        whole(&found.text)
+            .filter(|n| (min..=max).contains(n))
+            .unwrap_or_else(|| {
+                let rule = format!("must be a whole number from {min} to {max}");
+                self.wrong(name, found, rule, "choose a number in this range");
+                min
+            })
+    }
+
+    fn size(&self, name: &'static str) -> usize {
+        // The ranges fit a 64-bit machine, the only kind this runs on.
+        usize::try_from(self.whole(name)).unwrap_or(usize::MAX)
+    }
+
+    fn small(&self, name: &'static str) -> u32 {
+        u32::try_from(self.whole(name)).unwrap_or(u32::MAX)
+    }
+
+    fn ms(&self, name: &'static str) -> Duration {
+        Duration::from_millis(self.whole(name))
+    }
+
+    fn us(&self, name: &'static str) -> Duration {
+        Duration::from_micros(self.whole(name))
+    }
+
+    fn path(&self, name: &'static str) -> Option<PathBuf> {
+        let found = self.find(name)?;
+        if found.text.contains('\n') || found.text.contains("-----BEGIN") {
+            self.wrong(
+                name,
+                found,
+                "must be the path of a file",
+                "write the text into a file and name that",
+            );
+            return None;
+        }
+        Some(PathBuf::from(&found.text))
+    }
+
+    fn address(&self, name: &'static str) -> SocketAddr {
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let Some(found) = self.find(name) else {
+            return nowhere;
+        };
+        found.text.trim().parse().unwrap_or_else(|_| {
+            let rule = "must be an IP address and a port";
+            self.wrong(
+                name,
+                found,
+                rule,
+                "write it like 127.0.0.1:5000 or [::1]:5000",
+            );
+            nowhere
+        })
+    }
+
+    fn switch(&self, name: &'static str) -> bool {
+        let Some(found) = self.find(name) else {
+            return false;
+        };
+        found.text.trim().parse().unwrap_or_else(|_| {
+            self.wrong(name, found, "must be true or false", "write one of the two");
+            false
+        })
+    }
+
+    fn word(&self, name: &'static str) -> Option<&'static str> {
+        let Some(Kind::Choice(words)) = Setting::find(name).map(|setting| setting.kind) else {
+            return None;
+        };
+        let found = self.find(name)?;
+        let word = words.iter().find(|word| **word == found.text.trim());
+        if word.is_none() {
+            let rule = format!("must be one of: {}", words.join(", "));
+            self.wrong(name, found, rule, "write one of these words");
+        }
+        word.copied()
+    }
+
+    fn cores(&self, name: &'static str) -> CoreSelection {
+        let Some(found) = self.find(name) else {
+            return CoreSelection::Count(1);
+        };
+        found
+            .text
+            .parse()
+            .unwrap_or_else(|error: super::CoreSelectionError| {
+                let remedy = "write a number like 4, or a list of CPUs like 0-3,6 (one CPU: 6-6)";
+                self.wrong(name, found, error.to_string(), remedy);
+                CoreSelection::Count(1)
+            })
+    }
+
+    fn node_id(&self, name: &'static str) -> Option<NodeId> {
+        let found = self.find(name)?;
+        let is_address = found.text.parse::<std::net::IpAddr>().is_ok();
+        match NodeId::new(&found.text) {
+            Ok(node) if !is_address => Some(node),
+            Ok(_) | Err(_) => {
+                let rule = "must be a DNS name: the broker's certificate carries it";
+                let remedy = "use letters, digits, '-' and '.', for example broker-1";
+                self.wrong(name, found, rule, remedy);
+                None
+            }
+        }
+    }
+
+    /// All of these paths, or none; a part of them is a mistake.
+    fn together<const N: usize>(&self, names: [&'static str; N]) -> Option<[PathBuf; N]> {
+        let found = names.map(|name| self.path(name));
+        if found.iter().all(Option::is_none) {
+            return None;
+        }
+        for (name, _) in names.iter().zip(&found).filter(|(_, path)| path.is_none()) {
+            if self.values.contains_key(name) {
+                continue;
+            }
+            let others: Vec<&str> = names
+                .iter()
+                .filter(|n| self.values.contains_key(*n))
+                .copied()
+                .collect();
+            self.errors.borrow_mut().push(ConfigError {
+                key: (*name).to_string(),
+                value: "(unset)".to_string(),
+                origin: String::new(),
+                rule: format!("must be set when {} is", others.join(" and ")),
+                remedy: format!("set all of {}, or none of them", names.join(", ")),
+            });
+        }
+        let paths: Vec<PathBuf> = found.into_iter().flatten().collect();
+        paths.try_into().ok()
+    }
+}
+
+/// Reads every setting. `None` when one without which there is no configuration is missing.
+pub(super) fn read_config(reader: &ValueReader, values: &Values) -> Option<Config> {
+    let node_id = reader.node_id("node-id");
+    let data_dir = reader.path("data-dir");
+    let catalog = reader.path("catalog");
+    let shutdown_deadline = reader.ms("shutdown-deadline-ms");
+    let client_listen = reader.address("client-listen");
+    let internal_listen = reader.address("internal-listen");
+    let admin_listen = reader.address("admin-listen");
+    let executor = read_executor(reader);
+    let storage = read_storage(reader);
+    let peer = read_peer(reader);
+    let forward = ForwardSettings {
+        attempts: reader.small("forward-attempts") as u8,
+        budget: reader.ms("forward-budget-ms"),
+    };
+    let client = read_client(reader);
+    Some(Config {
+        node_id: node_id?,
+        data_dir: data_dir?,
+        catalog: catalog?,
+        shutdown_deadline,
+        client_listen,
+        internal_listen,
+        admin_listen,
+        executor,
+        storage,
+        peer,
+        forward,
+        client,
+        values: values.clone(),
+    })
+}
+
+fn read_executor(reader: &ValueReader) -> ExecutorSettings {
+    ExecutorSettings {
+        cores: reader.cores("cores"),
+        queue_depth: reader.small("queue-depth"),
+        io_memory_bytes: reader.size("io-memory-bytes"),
+        preempt: reader.ms("preempt-ms"),
+        spin: reader.us("spin-us"),
+        lane_capacity: reader.size("lane-capacity"),
+        stall: reader.ms("stall-ms"),
+    }
+}
+
+fn read_storage(reader: &ValueReader) -> StorageSettings {
+    StorageSettings {
+        segment_bytes: reader.whole("segment-bytes"),
+        commit_max_bytes: reader.size("commit-max-bytes"),
+        commit_max_delay: reader.us("commit-max-delay-us"),
+        commits_in_flight: reader.size("commits-in-flight"),
+        sync_method: match reader.word("sync-method") {
+            Some("fdatasync") => SyncMethod::Fdatasync,
+            Some(_) | None => SyncMethod::Odsync,
+        },
+        max_queued_bytes: reader.size("max-queued-bytes"),
+        prewritten_segments: reader.size("prewritten-segments"),
+        recent_bytes: reader.size("recent-bytes"),
+        reserve_bytes: reader.whole("reserve-bytes"),
+    }
+}
+
+fn read_peer(reader: &ValueReader) -> PeerSettings {
+    let files = reader.together(["internal-tls-cert", "internal-tls-key", "internal-tls-ca"]);
+    PeerSettings {
+        tls: files.map(|[cert, key, ca]| PeerTlsPaths { cert, key, ca }),
+        in_flight: reader.size("peer-in-flight"),
+        in_flight_bytes: reader.whole("peer-in-flight-bytes"),
+        streams: reader.small("peer-streams") as u8,
+        inbound_in_flight: reader.size("peer-inbound-in-flight"),
+        request_timeout: reader.ms("peer-request-timeout-ms"),
+        connect_timeout: reader.ms("peer-connect-timeout-ms"),
+        keep_alive: reader.ms("peer-keep-alive-ms"),
+        idle_timeout: reader.ms("peer-idle-timeout-ms"),
+        unused_close: reader.ms("peer-unused-close-ms"),
+        backoff_min: reader.ms("peer-backoff-min-ms"),
+        backoff_max: reader.ms("peer-backoff-max-ms"),
+        refused_backoff: reader.ms("peer-refused-backoff-ms"),
+        stream_window_bytes: reader.small("peer-receive-window-bytes"),
+        connection_window_bytes: reader.small("peer-connection-window-bytes"),
+    }
+}
+
+fn read_client(reader: &ValueReader) -> ClientSettings {
+    let files = reader.together(["client-cert", "client-key"]);
+    ClientSettings {
+        cert_and_key: files.map(|[cert, key]| (cert, key)),
+        require_alpn: reader.switch("require-alpn"),
+        max_connections: reader.size("max-connections"),
+        idle_timeout: reader.ms("client-idle-timeout-ms"),
+        auth_timeout: reader.ms("auth-timeout-ms"),
+        max_frame_bytes: reader.small("max-client-frame-bytes"),
+        stream_window_bytes: reader.small("client-receive-window-bytes"),
+        connection_window_bytes: reader.small("client-connection-window-bytes"),
+        publish_answer_timeout: reader.ms("publish-answer-timeout-ms"),
+        quorum_timeout: reader.ms("quorum-timeout-ms"),
+        token_cache_entries: reader.size("token-cache-entries"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::gather::gather;
+    use super::super::settings::SETTINGS;
+    use super::super::ServeArgs;
+    use super::*;
+
+    #[test]
+    fn every_setting_is_read_and_every_default_is_valid() {
+        let mut args = ServeArgs::default();
+        for (name, value) in [("node-id", "a"), ("data-dir", "/x"), ("catalog", "/c")] {
+            assert!(args.set(name, value));
+        }
+        let mut errors = Vec::new();
+        let values = gather(&args, &[], &mut errors);
+        let reader = ValueReader::new(&values);
+        assert!(read_config(&reader, &values).is_some());
+        errors.extend(reader.errors.into_inner());
+        assert_eq!(errors, []);
+        let asked = reader.asked.into_inner();
+        let declared: BTreeSet<&str> = SETTINGS.iter().map(|setting| setting.name).collect();
+        assert_eq!(asked, declared);
+        assert_eq!(declared.len(), SETTINGS.len(), "a name is declared twice");
+    }
+}
