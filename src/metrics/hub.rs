@@ -54,19 +54,17 @@ struct Column<'a> {
 }
 
 impl MetricsHub {
-    /// `cores` in core order.
-    pub fn new(cores: Vec<Arc<CoreMetrics>>, control: Arc<ControlMetrics>) -> Self {
-        Self { cores, control }
+    /// `cores` in core order; the control threads' cells are made here.
+    pub fn new(cores: Vec<Arc<CoreMetrics>>) -> Self {
+        Self {
+            cores,
+            control: Arc::default(),
+        }
     }
 
     /// A hub over `cores` fresh sets of cells.
     pub fn with_cores(cores: usize) -> Self {
-        Self::new(
-            (0..cores)
-                .map(|_| Arc::new(CoreMetrics::default()))
-                .collect(),
-            Arc::new(ControlMetrics::default()),
-        )
+        Self::new((0..cores).map(|_| Arc::default()).collect())
     }
 
     /// The cells of core `index`; `None` when there is no such core.
