@@ -125,6 +125,8 @@ test_apply_and_revert() {
     silent_about 'set  '
     run 0 --apply --cores 1-3 --device nvme0n1 --nic eth9
     expect proc/irq/31/smp_affinity_list 0
+    twice=$(cut -f 1 "$host/run/felix-uring-tuning.state" | sort | uniq -d)
+    [ -z "$twice" ] || fail "$shell: recorded more than once: $twice"
     run 0 --revert
     [ ! -e "$host/run/felix-uring-tuning.state" ] || fail "$shell: the state file stays after a revert"
     # The made-up host does not put the brackets back; a real one draws them itself.

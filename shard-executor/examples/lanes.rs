@@ -4,7 +4,9 @@
 //!
 //! Each repetition runs, one after the other: two threads that park and unpark each other (the
 //! yardstick), two cores that sleep between messages, two cores that spin before they sleep, and a
-//! stream of small items through one lane. Compare within one run only: machines drift.
+//! stream of small items through one lane. At the end: how long a message to a busy core waits for
+//! two lengths of its time slice, and what an idle core costs. Compare within one run only:
+//! machines drift.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,6 +55,14 @@ fn main() {
             rate / 1e6,
             wakes * 1e3,
         );
+    }
+    for preempt_ms in [1, 10] {
+        let (p50, p99) = percentiles(busy_delivery(&options, preempt_ms));
+        println!("message to a core busy in 300 us pieces, slice {preempt_ms} ms: p50 {p50:.0} us, p99 {p99:.0} us");
+    }
+    for spin_us in [0, options.spin_us] {
+        let share = idle_share(&options, spin_us) * 100.0;
+        println!("an idle core, spin {spin_us} us: {share:.1} % of a CPU");
     }
 }
 
@@ -186,6 +196,79 @@ fn stream(options: &Options) -> (f64, f64) {
     );
     let items = STREAM_ITEMS as f64;
     (items / start.elapsed().as_secs_f64(), wakes as f64 / items)
+}
+
+/// How long messages wait for a core that always has something else to do.
+fn busy_delivery(options: &Options, preempt_ms: u64) -> Vec<Duration> {
+    const MESSAGES: usize = 100;
+    let mut ports = Mesh::new(2, LANE_CAPACITY);
+    let (far, near) = (
+        ports.pop().expect("two ports"),
+        ports.pop().expect("two ports"),
+    );
+    let (mut far, mut near): (MeshPort<Instant>, MeshPort<Instant>) = (far, near);
+    let spec = |core: usize| CoreSpec {
+        cpu: Some(options.cpus[core]),
+        preempt_ms,
+        ..CoreSpec::new(core)
+    };
+    let busy = spawn_core(spec(1), move || async move {
+        let work = rt::spawn_local(async {
+            loop {
+                let until = Instant::now() + Duration::from_micros(300);
+                while Instant::now() < until {
+                    std::hint::spin_loop();
+                }
+                rt::yield_if_needed().await;
+            }
+        });
+        let mut times = Vec::new();
+        while times.len() < MESSAGES {
+            poll_fn(|cx| far.poll_readable(cx)).await;
+            far.drain(LANE_CAPACITY, |_, sent: Instant| times.push(sent.elapsed()));
+        }
+        let _: Option<()> = work.cancel().await;
+        times
+    })
+    .expect("core 1 starts");
+    let sender = spawn_core(spec(0), move || async move {
+        for _ in 0..MESSAGES {
+            rt::sleep(Duration::from_millis(7)).await;
+            near.try_send(1, Instant::now()).expect("room");
+            near.flush_wakes();
+        }
+    })
+    .expect("core 0 starts");
+    sender.join().expect("core 0 ends");
+    busy.join().expect("core 1 ends")
+}
+
+/// The share of a CPU that a core with nothing to do uses (its heartbeat, and its spinning).
+fn idle_share(options: &Options, spin_us: u64) -> f64 {
+    const SPAN: Duration = Duration::from_secs(2);
+    let spec = CoreSpec {
+        cpu: Some(options.cpus[1]),
+        spin_us,
+        ..CoreSpec::new(0)
+    };
+    let core = spawn_core(spec, || async {
+        let before = thread_cpu();
+        rt::sleep(SPAN).await;
+        thread_cpu() - before
+    });
+    let used = core.expect("core 0 starts").join().expect("core 0 ends");
+    used.as_secs_f64() / SPAN.as_secs_f64()
+}
+
+fn thread_cpu() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is live for the call.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    assert_eq!(result, 0, "the clock exists");
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 fn on_two_cores<R, A, AFut, B, BFut>(options: &Options, spin_us: u64, a: A, b: B) -> R
