@@ -99,11 +99,8 @@ impl Pair {
                     correlation,
                     kind,
                 } => {
-                    let up = self.reports.iter().rev().find_map(|r| match r {
-                        LinkReport::Up => Some(true),
-                        LinkReport::NeverUp(_) | LinkReport::Lost { .. } => Some(false),
-                    });
-                    assert_eq!(up, Some(true), "LINK-3");
+                    let up = self.reports.last();
+                    assert_eq!(up, Some(&LinkReport::Up), "LINK-3");
                     self.sent.push((token, correlation));
                     self.ever_transmitted.push(token);
                     self.transmits.push((token, stream, kind));

@@ -2,7 +2,7 @@
 //!
 //! Every machine here takes typed inputs and the time, and returns what must be done; a driver
 //! does it and reports back. Nothing in this module reads a clock ([`MonoTime`] is passed in),
-//! draws a random number (seeds are passed in), touches a socket or a file, or sees a byte of
+//! draws a random number (seeds are passed in), touches a socket or a file, or reads a byte of
 //! either wire format. That makes each rule of the protocol a table that a test can walk.
 //!
 //! * [`outcome`]: how a request can end, and what each end proves.
@@ -11,16 +11,19 @@
 //! * [`backoff`], [`peer`]: the life of one link to one peer.
 //! * [`forward`]: the retry table of one forwarded request.
 //! * [`ownership`]: what an owner answers before it touches a log.
+//! * [`client_code`], [`client_session`]: what a client is told, and one client's streams.
+//! * [`subscription`]: a subscriber's place in a log.
 
 pub mod backoff;
-
+pub mod client_code;
+pub mod client_session;
 pub mod correlation;
 pub mod forward;
 pub mod handshake;
 pub mod outcome;
 pub mod ownership;
 pub mod peer;
-
+pub mod subscription;
 mod time;
 
 pub use time::MonoTime;

@@ -139,30 +139,8 @@ impl Appended {
     }
 }
 
-/// What the one who asked may do about a failure. The numbers are those of the client protocol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum RetryClass {
-    /// Nothing was applied; send again.
-    Retry = 1,
-    /// Nothing was applied; wait first.
-    RetryAfter = 2,
-    /// Nothing was applied; another broker.
-    Redirect = 3,
-    /// It may have been applied.
-    OutcomeUnknown = 4,
-    /// Nothing was applied, and nothing would be the next time.
-    Fatal = 5,
-}
-
-impl RetryClass {
-    /// Whether the class claims that nothing was applied.
-    pub const fn claims_not_applied(self) -> bool {
-        match self {
-            Self::Retry | Self::RetryAfter | Self::Redirect | Self::Fatal => true,
-            Self::OutcomeUnknown => false,
-        }
-    }
-}
+/// What the one who asked may do about a failure: the client protocol's classes.
+pub use crate::wire::client::RetryClass;
 
 /// Why a forwarded request surely was not applied.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,0 +1,245 @@
+//! A subscriber's cursor against a simulated log that grows, trims and loses fetches.
+
+use felix_uring::ids::{Generation, NodeId, Offset};
+use felix_uring::proto::outcome::Target;
+use felix_uring::proto::subscription::{
+    Delivery, EndReason, Readable, StartPosition, StartRefusal, Subscription, SubscriptionLimits,
+    SubscriptionStep,
+};
+use proptest::prelude::*;
+
+const LIMITS: SubscriptionLimits = SubscriptionLimits {
+    in_flight_bytes: 100,
+    batch_bytes: 40,
+};
+
+fn log(oldest: u64, end: u64) -> Readable {
+    Readable {
+        oldest: Offset(oldest),
+        end: Offset(end),
+    }
+}
+
+fn open(start: StartPosition, oldest: u64, end: u64) -> Subscription {
+    Subscription::open(start, log(oldest, end), LIMITS)
+        .unwrap()
+        .0
+}
+
+fn fetch(from: u64, before: u64, max_bytes: usize) -> SubscriptionStep {
+    SubscriptionStep::Fetch {
+        from: Offset(from),
+        before: Offset(before),
+        max_bytes,
+    }
+}
+
+fn range(from: u64, to: u64) -> std::ops::Range<Offset> {
+    Offset(from)..Offset(to)
+}
+
+const SEND: Delivery = Delivery::Send { skipped_before: 0 };
+
+#[test]
+fn start_positions() {
+    let at = |n| StartPosition::At(Offset(n));
+    for (start, expected) in [
+        (StartPosition::Latest, Ok(9)),
+        (StartPosition::Earliest, Ok(5)),
+        (at(5), Ok(5)),
+        (at(7), Ok(7)),
+        (at(9), Ok(9)),
+        (
+            at(4),
+            Err(StartRefusal::TooOld {
+                requested: Offset(4),
+                available: Offset(5),
+            }),
+        ),
+        (
+            at(10),
+            Err(StartRefusal::InFuture {
+                requested: Offset(10),
+                available: Offset(9),
+            }),
+        ),
+    ] {
+        let opened = Subscription::open(start, log(5, 9), LIMITS).map(|(_, opened)| opened);
+        let start_offset = opened.as_ref().map(|o| o.start.0).map_err(|e| *e);
+        assert_eq!(start_offset, expected, "{start:?}");
+        if let Ok(opened) = opened {
+            assert_eq!(opened.live, Offset(9));
+        }
+    }
+}
+
+#[test]
+fn stored_and_new_records_join_without_a_gap() {
+    let mut sub = open(StartPosition::Earliest, 0, 3);
+    assert!(sub.is_behind());
+    assert_eq!(sub.poll_step(), fetch(0, 3, 40));
+    assert_eq!(sub.poll_step(), SubscriptionStep::AwaitFetch);
+    sub.on_readable(Offset(5));
+    assert_eq!(sub.on_records(range(0, 3), 30), SEND);
+    assert_eq!(sub.poll_step(), fetch(3, 5, 40));
+    assert_eq!(sub.on_records(range(3, 5), 20), SEND);
+    assert_eq!(sub.poll_step(), SubscriptionStep::AwaitRecords);
+    assert!(!sub.is_behind());
+}
+
+#[test]
+fn a_slow_subscriber_waits_for_room_and_then_reads_behind() {
+    let mut sub = open(StartPosition::Latest, 0, 0);
+    assert_eq!(sub.poll_step(), SubscriptionStep::AwaitRecords);
+    sub.on_readable(Offset(10));
+    assert_eq!(sub.poll_step(), fetch(0, 10, 40));
+    sub.on_records(range(0, 1), 95);
+    assert_eq!(sub.poll_step(), fetch(1, 10, 5));
+    sub.on_records(range(1, 2), 5);
+    for _ in 0..3 {
+        assert_eq!(sub.poll_step(), SubscriptionStep::AwaitRoom);
+    }
+    assert_eq!((sub.is_behind(), sub.times_fallen_behind()), (true, 1));
+    sub.on_taken(60);
+    assert_eq!(sub.poll_step(), fetch(2, 10, 40));
+}
+
+#[test]
+fn wrong_records_are_discarded() {
+    let mut sub = open(StartPosition::At(Offset(5)), 0, 9);
+    assert_eq!(
+        sub.on_records(range(5, 6), 1),
+        Delivery::Discard,
+        "not asked"
+    );
+    for wrong in [range(4, 6), range(6, 6), range(5, 10)] {
+        assert!(matches!(sub.poll_step(), SubscriptionStep::Fetch { .. }));
+        assert_eq!(
+            sub.on_records(wrong.clone(), 1),
+            Delivery::Discard,
+            "{wrong:?}"
+        );
+    }
+    assert!(matches!(sub.poll_step(), SubscriptionStep::Fetch { .. }));
+    assert_eq!(
+        sub.on_records(range(7, 8), 1),
+        Delivery::Send { skipped_before: 2 }
+    );
+}
+
+#[test]
+fn ends_are_reported_once_with_the_place_to_resume_from() {
+    let owner = Some(Target {
+        node: NodeId::new("b").unwrap(),
+        generation: Generation(2),
+    });
+    for reason in [
+        EndReason::ShardMoved { owner },
+        EndReason::StreamDeleted,
+        EndReason::StoppedByClient,
+        EndReason::Revoked,
+        EndReason::StorageFailed,
+        EndReason::Draining,
+    ] {
+        let mut sub = open(StartPosition::At(Offset(4)), 0, 9);
+        sub.poll_step();
+        sub.end(reason.clone());
+        sub.end(EndReason::Revoked);
+        sub.on_trimmed(Offset(8));
+        assert_eq!(sub.on_records(range(4, 5), 1), Delivery::Discard);
+        let SubscriptionStep::Ended(ended) = sub.poll_step() else {
+            panic!("no end")
+        };
+        assert_eq!(ended.reason, reason, "the first reason stands");
+        assert_eq!(ended.resume_from, Offset(4));
+        assert_eq!(sub.poll_step(), SubscriptionStep::Done);
+    }
+}
+
+#[test]
+fn a_subscriber_whose_records_were_trimmed_is_told() {
+    let mut sub = open(StartPosition::Earliest, 0, 9);
+    sub.poll_step();
+    sub.on_trimmed(Offset(0));
+    assert_eq!(sub.poll_step(), fetch(0, 9, 40), "nothing was lost");
+    sub.on_trimmed(Offset(6));
+    let SubscriptionStep::Ended(ended) = sub.poll_step() else {
+        panic!("no end")
+    };
+    assert_eq!(ended.reason, EndReason::Lagged);
+    assert_eq!(ended.resume_from, Offset(6));
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Append(u8),
+    Step { records: u8, bytes_each: u8 },
+    Taken(u8),
+    FetchNothing,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #[test]
+    fn every_record_is_delivered_once_in_order_within_the_bound(
+        start in 0u64..6,
+        events in prop::collection::vec(
+            prop_oneof![
+                2 => (1u8..5).prop_map(Event::Append),
+                4 => (1u8..4, 1u8..30).prop_map(|(records, bytes_each)| Event::Step {
+                    records,
+                    bytes_each,
+                }),
+                2 => (1u8..120).prop_map(Event::Taken),
+                1 => Just(Event::FetchNothing),
+            ],
+            1..200,
+        ),
+    ) {
+        let mut end = 5u64;
+        let (mut sub, _) =
+            Subscription::open(StartPosition::At(Offset(start.min(end))), log(0, end), LIMITS)
+                .unwrap();
+        let mut expected = start.min(end);
+        let mut outstanding = 0usize;
+        for event in events {
+            match event {
+                Event::Append(n) => {
+                    end += u64::from(n);
+                    sub.on_readable(Offset(end));
+                }
+                Event::Taken(n) => {
+                    let taken = usize::from(n).min(outstanding);
+                    outstanding -= taken;
+                    sub.on_taken(taken);
+                }
+                Event::FetchNothing => {
+                    if let SubscriptionStep::Fetch { from, .. } = sub.poll_step() {
+                        prop_assert_eq!(sub.on_records(from..from, 0), Delivery::Discard);
+                    }
+                }
+                Event::Step { records, bytes_each } => match sub.poll_step() {
+                    SubscriptionStep::Fetch { from, before, max_bytes } => {
+                        prop_assert_eq!(from, Offset(expected), "SUB-1");
+                        prop_assert!(before.0 <= end, "SUB-3");
+                        let fits = (max_bytes / usize::from(bytes_each)).max(1) as u64;
+                        let count = u64::from(records).min(fits).min(before.0 - from.0);
+                        let bytes = count as usize * usize::from(bytes_each);
+                        let got = sub.on_records(from..Offset(from.0 + count), bytes);
+                        prop_assert_eq!(got, SEND);
+                        expected += count;
+                        outstanding += bytes;
+                        let one = usize::from(bytes_each);
+                        prop_assert!(outstanding <= LIMITS.in_flight_bytes + one, "SUB-2");
+                    }
+                    SubscriptionStep::AwaitRecords => prop_assert_eq!(expected, end),
+                    SubscriptionStep::AwaitRoom => {
+                        prop_assert!(outstanding >= LIMITS.in_flight_bytes)
+                    }
+                    other => prop_assert!(false, "{:?}", other),
+                },
+            }
+            prop_assert_eq!(sub.next_offset(), Offset(expected));
+        }
+    }
+}
