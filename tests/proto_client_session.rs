@@ -10,6 +10,7 @@ use felix_uring::proto::client_session::{
     StreamDirection, StreamLimits, StreamSession, Verdict, Written,
 };
 use felix_uring::proto::MonoTime;
+use felix_uring::wire::client::answers::PlainOk;
 use felix_uring::wire::client::{
     Answer, ClientOffer, ErrorCode, Features, Flags, Frame, FrameError, PublishOutcome, Refusal,
     Request, RetryClass, ServerOffer, ShardOwner, ToBroker,
@@ -351,7 +352,7 @@ fn the_end_of_a_subscribe_stream_loses_no_answer() {
     session.on_frame(now(), Incoming::Request(Requested::OneShotAtLeader));
     session.on_client_finished();
     assert_eq!(drain(&mut session), []);
-    session.answer(Answer::PlainOk(Default::default()));
+    session.answer(Answer::PlainOk(PlainOk {}));
     let actions = drain(&mut session);
     assert!(matches!(actions[0], StreamAction::Write(_)));
     assert_eq!(actions[1..], [StreamAction::Finish]);
@@ -606,7 +607,7 @@ proptest! {
                 }
                 Step::Answer if served > 0 => {
                     served -= 1;
-                    session.answer(Answer::PlainOk(Default::default()));
+                    session.answer(Answer::PlainOk(PlainOk {}));
                 }
                 Step::Time(seconds) => {
                     time = time + Duration::from_secs(u64::from(seconds));
@@ -623,7 +624,7 @@ proptest! {
         }
         session.on_client_finished();
         for _ in 0..served {
-            session.answer(Answer::PlainOk(Default::default()));
+            session.answer(Answer::PlainOk(PlainOk {}));
         }
         session.on_time(time + Duration::from_secs(60));
         replies.extend(drain(&mut session));

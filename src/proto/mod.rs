@@ -13,10 +13,12 @@
 //! * [`ownership`]: what an owner answers before it touches a log.
 //! * [`client_code`], [`client_session`]: what a client is told, and one client's streams.
 //! * [`subscription`]: a subscriber's place in a log.
+//! * [`convert`]: from the internal codec's messages to these machines' inputs.
 
 pub mod backoff;
 pub mod client_code;
 pub mod client_session;
+pub mod convert;
 pub mod correlation;
 pub mod forward;
 pub mod handshake;

@@ -9,6 +9,7 @@
 
 mod link;
 mod streams;
+mod transitions;
 
 use std::time::Duration;
 
@@ -80,11 +81,16 @@ pub struct Request<T> {
 /// An answer from the peer, decoded. `R` is what a success carries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer<R> {
-    HelloOk { node_id: Box<str> },
+    HelloOk {
+        node_id: Box<str>,
+    },
     PublishOk(R),
     CacheOk(R),
     ReplicateOk(R),
     NotLeader(NotLeader),
+    /// `NotLeader` that names no broker a catalog could hold: nothing was applied, and there is
+    /// nowhere to go.
+    NotLeaderUnnamed,
     PublishError(PeerError),
     CacheError(PeerError),
     ReplicateError(PeerError),
@@ -98,7 +104,7 @@ impl<R> Answer<R> {
             Self::PublishOk(_) => AnswerShape::ForwardPublishOk,
             Self::CacheOk(_) => AnswerShape::ForwardCacheOk,
             Self::ReplicateOk(_) => AnswerShape::ReplicateOk,
-            Self::NotLeader(_) => AnswerShape::NotLeader,
+            Self::NotLeader(_) | Self::NotLeaderUnnamed => AnswerShape::NotLeader,
             Self::PublishError(error) => AnswerShape::ForwardPublishError(error.code),
             Self::CacheError(error) => AnswerShape::ForwardCacheError(error.code),
             Self::ReplicateError(error) => AnswerShape::ReplicateError(error.code),
