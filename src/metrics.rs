@@ -16,7 +16,7 @@ mod labels;
 mod list;
 
 pub use cells::{Counter, Family, Gauge, Histogram, BUCKET_BOUNDS_US};
-pub use hub::{HistogramTotals, MetricsHub};
+pub use hub::{reference, HistogramTotals, MetricsHub};
 pub use labels::{
     AckOutcome, ClientCode, CloseReason, ConnectionRole, FrameFault, HandshakeFault, InternalKind,
     PeerCode, SubscriberEnd, UnackedDrop, UnknownCause,

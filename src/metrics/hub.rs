@@ -124,6 +124,31 @@ impl MetricsHub {
     }
 }
 
+/// Every metric as a Markdown table, for the manual.
+pub fn reference() -> String {
+    let hub = MetricsHub::with_cores(1);
+    let mut text = String::from("| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n");
+    for column in hub.columns() {
+        let labels = match column.cores.first() {
+            Some(SampleValue::Number(Kind::CounterPerCore | Kind::GaugePerCore, _)) => {
+                "`core`".to_string()
+            }
+            Some(SampleValue::Family { label, values, .. }) => {
+                format!("`{label}`: {}", values.join(", "))
+            }
+            Some(SampleValue::Number(..) | SampleValue::Histogram(_)) | None => String::new(),
+        };
+        let _ = writeln!(
+            text,
+            "| `{}` | {} | {labels} | {} |",
+            column.name,
+            column.prometheus_type(),
+            column.help
+        );
+    }
+    text
+}
+
 fn transpose(cores: Vec<Vec<Sample<'_>>>) -> Vec<Column<'_>> {
     let mut columns: Vec<Column<'_>> = Vec::new();
     for samples in cores {
@@ -193,18 +218,27 @@ impl Column<'_> {
         totals
     }
 
-    fn render(&self, out: &mut String) {
-        let prometheus_type = match self.cores.first() {
+    fn prometheus_type(&self) -> &'static str {
+        match self.cores.first() {
             Some(SampleValue::Number(Kind::Counter | Kind::CounterPerCore, _))
             | Some(SampleValue::Family { .. }) => "counter",
-            Some(SampleValue::Number(_, _)) => "gauge",
+            Some(SampleValue::Number(
+                Kind::Gauge | Kind::GaugeMax | Kind::GaugeMin | Kind::GaugePerCore,
+                _,
+            )) => "gauge",
             Some(SampleValue::Histogram(_)) => "histogram",
-            None => return,
-        };
+            None => "untyped",
+        }
+    }
+
+    fn render(&self, out: &mut String) {
+        if self.cores.is_empty() {
+            return;
+        }
         let name = self.name;
         // Writing to a String cannot fail.
         let _ = writeln!(out, "# HELP {name} {}", self.help);
-        let _ = writeln!(out, "# TYPE {name} {prometheus_type}");
+        let _ = writeln!(out, "# TYPE {name} {}", self.prometheus_type());
         match &self.cores[0] {
             SampleValue::Number(Kind::CounterPerCore | Kind::GaugePerCore, _) => {
                 for (core, n) in self.numbers().enumerate() {
