@@ -1,0 +1,292 @@
+//! The data directory: its lock, its identity, its boot epoch, and where things lie in it.
+//!
+//! ```text
+//! <data>/lock                            flock held while a broker runs; holds its process id
+//! <data>/meta                            uuid, format version, boot epoch
+//! <data>/core-log/<core>/seg-<seq>.fxl   segments, sequence in 16 hex digits
+//! <data>/core-log/<core>/spare-<n>.fxs   zeroed files on their way to becoming segments
+//! ```
+//!
+//! The boot epoch is raised and made durable before anything is written, so that what a former start left
+//! half done can always be told from what this one writes.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use crate::error::StorageError;
+use crate::format::{get_u32, get_u64, put_u32, put_u64, DataUuid, ALIGN, FORMAT_VERSION};
+
+const META_MAGIC: u64 = u64::from_le_bytes(*b"FXLMETA1");
+const CRC_AT: usize = ALIGN - 4;
+
+/// Paths inside a data directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    dir: PathBuf,
+}
+
+impl Layout {
+    /// The layout of `dir`.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into() }
+    }
+
+    /// The directory itself.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    fn meta(&self) -> PathBuf {
+        self.dir.join("meta")
+    }
+
+    /// The directory above all cores' logs.
+    pub fn core_logs(&self) -> PathBuf {
+        self.dir.join("core-log")
+    }
+
+    /// The directory of one core's log.
+    pub fn core(&self, core: u16) -> PathBuf {
+        self.core_logs().join(core.to_string())
+    }
+
+    /// One segment.
+    pub fn segment(&self, core: u16, seq: u64) -> PathBuf {
+        self.core(core).join(format!("seg-{seq:016x}.fxl"))
+    }
+
+    /// Core directories present, ascending.
+    pub fn cores(&self) -> Result<Vec<u16>, StorageError> {
+        let root = self.core_logs();
+        let mut cores = Vec::new();
+        for entry in read_dir(&root)? {
+            if let Some(core) = entry.to_str().and_then(|name| name.parse().ok()) {
+                cores.push(core);
+            }
+        }
+        cores.sort_unstable();
+        Ok(cores)
+    }
+
+    /// Sequences of the segment files of a core, ascending.
+    pub fn segments(&self, core: u16) -> Result<Vec<u64>, StorageError> {
+        let mut seqs = Vec::new();
+        for entry in read_dir(&self.core(core))? {
+            if let Some(seq) = entry.to_str().and_then(parse_segment_name) {
+                seqs.push(seq);
+            }
+        }
+        seqs.sort_unstable();
+        Ok(seqs)
+    }
+
+    /// Files of a core directory that are spares, whole or not.
+    pub fn spares(&self, core: u16) -> Result<Vec<PathBuf>, StorageError> {
+        let dir = self.core(core);
+        let names = read_dir(&dir)?;
+        let is_spare = |name: &&std::ffi::OsString| name.to_str().is_some_and(|name| name.starts_with("spare-"));
+        Ok(names.iter().filter(is_spare).map(|name| dir.join(name)).collect())
+    }
+}
+
+fn read_dir(dir: &Path) -> Result<Vec<std::ffi::OsString>, StorageError> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(StorageError::io("listing", dir, error)),
+    };
+    entries
+        .map(|entry| entry.map(|entry| entry.file_name()).map_err(|error| StorageError::io("listing", dir, error)))
+        .collect()
+}
+
+fn parse_segment_name(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("seg-")?.strip_suffix(".fxl")?;
+    (digits.len() == 16).then(|| u64::from_str_radix(digits, 16).ok())?.filter(|seq| *seq > 0)
+}
+
+/// Identity and boot epoch of a data directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Meta {
+    /// Unique id of the directory.
+    pub uuid: DataUuid,
+    /// Raised by every start.
+    pub boot_epoch: u64,
+}
+
+impl Meta {
+    fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0u8; ALIGN];
+        put_u64(&mut out, 0, META_MAGIC);
+        put_u32(&mut out, 8, FORMAT_VERSION);
+        out[16..32].copy_from_slice(&self.uuid);
+        put_u64(&mut out, 32, self.boot_epoch);
+        let crc = crc32c::crc32c(&out[..CRC_AT]);
+        put_u32(&mut out, CRC_AT, crc);
+        out
+    }
+
+    fn decode(file: &Path, bytes: &[u8]) -> Result<Self, StorageError> {
+        let damaged = |reason: &str| StorageError::MetaDamaged { file: file.to_owned(), reason: reason.to_owned() };
+        if bytes.len() < ALIGN {
+            return Err(damaged("it is too short"));
+        }
+        if get_u64(bytes, 0) != META_MAGIC {
+            return Err(damaged("it does not start with its magic"));
+        }
+        if crc32c::crc32c(&bytes[..CRC_AT]) != get_u32(bytes, CRC_AT) {
+            return Err(damaged("its checksum does not match"));
+        }
+        let found = get_u32(bytes, 8);
+        if found != FORMAT_VERSION {
+            return Err(StorageError::UnknownVersion { file: file.to_owned(), found, known: FORMAT_VERSION });
+        }
+        let mut uuid = [0u8; 16];
+        uuid.copy_from_slice(&bytes[16..32]);
+        Ok(Self { uuid, boot_epoch: get_u64(bytes, 32) })
+    }
+
+    /// Reads the meta file; `None` for a directory that never held a broker's data.
+    pub fn read(layout: &Layout) -> Result<Option<Self>, StorageError> {
+        let path = layout.meta();
+        match std::fs::read(&path) {
+            Ok(bytes) => Self::decode(&path, &bytes).map(Some),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                for core in layout.cores()? {
+                    if !layout.segments(core)?.is_empty() {
+                        return Err(StorageError::MetaMissing { file: path, dir: layout.core_logs() });
+                    }
+                }
+                Ok(None)
+            }
+            Err(error) => Err(StorageError::io("reading", path, error)),
+        }
+    }
+
+    fn write(&self, layout: &Layout) -> Result<(), StorageError> {
+        let path = layout.meta();
+        let next = layout.dir().join("meta.next");
+        let write = || -> std::io::Result<()> {
+            let mut file = File::create(&next)?;
+            file.write_all(&self.encode())?;
+            file.sync_all()?;
+            std::fs::rename(&next, &path)?;
+            sync_dir(layout.dir())
+        };
+        write().map_err(|error| StorageError::io("writing", &path, error))
+    }
+}
+
+/// Makes a directory's entries durable.
+pub(crate) fn sync_dir(dir: &Path) -> std::io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// A locked data directory with this start's epoch.
+#[derive(Debug)]
+pub struct DataDir {
+    /// Paths.
+    pub layout: Layout,
+    /// Identity, and the epoch of this start.
+    pub meta: Meta,
+    _lock: File,
+}
+
+impl DataDir {
+    /// Creates the directory if need be, locks it, and raises the boot epoch.
+    pub fn open(dir: &Path) -> Result<Self, StorageError> {
+        let layout = Layout::new(dir);
+        std::fs::create_dir_all(layout.core_logs()).map_err(|error| StorageError::io("creating", dir, error))?;
+        let lock = lock(dir)?;
+        let meta = match Meta::read(&layout)? {
+            Some(meta) => Meta { boot_epoch: meta.boot_epoch + 1, ..meta },
+            None => Meta { uuid: fresh_uuid()?, boot_epoch: 1 },
+        };
+        meta.write(&layout)?;
+        if let Some(parent) = dir.parent() {
+            // The directory's own entry; a relative path without a parent is the caller's own directory.
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            sync_dir(parent).map_err(|error| StorageError::io("syncing", parent, error))?;
+        }
+        Ok(Self { layout, meta, _lock: lock })
+    }
+}
+
+fn fresh_uuid() -> Result<DataUuid, StorageError> {
+    let mut uuid = [0u8; 16];
+    getrandom::fill(&mut uuid)
+        .map_err(|error| StorageError::io("reading random bytes for", "meta", std::io::Error::other(error.to_string())))?;
+    Ok(uuid)
+}
+
+fn lock(dir: &Path) -> Result<File, StorageError> {
+    let path = dir.join("lock");
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(|error| StorageError::io("opening", &path, error))?;
+    // SAFETY: flock on a descriptor we own.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+        let error = std::io::Error::last_os_error();
+        if error.raw_os_error() != Some(libc::EWOULDBLOCK) {
+            return Err(StorageError::io("locking", &path, error));
+        }
+        let mut holder = String::new();
+        // The message is better with the process id, but does not need it.
+        let read = file.read_to_string(&mut holder).is_ok();
+        let holder = holder.trim().to_owned();
+        let holder = (read && !holder.is_empty()).then_some(holder);
+        return Err(StorageError::Locked { dir: dir.to_owned(), holder });
+    }
+    let write = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
+    write.map_err(|error| StorageError::io("writing", &path, error))?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_holder_is_refused_and_epochs_rise() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let first = DataDir::open(dir.path()).expect("opens");
+        assert_eq!(first.meta.boot_epoch, 1);
+        let refused = DataDir::open(dir.path()).expect_err("is locked");
+        let text = refused.to_string();
+        assert!(text.contains("in use by another broker"), "{text}");
+        assert!(text.contains(&std::process::id().to_string()), "{text}");
+        let uuid = first.meta.uuid;
+        drop(first);
+        let second = DataDir::open(dir.path()).expect("opens");
+        assert_eq!((second.meta.boot_epoch, second.meta.uuid), (2, uuid));
+    }
+
+    #[test]
+    fn damaged_missing_and_unknown_meta_are_told_apart() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        drop(DataDir::open(dir.path()).expect("opens"));
+        let path = dir.path().join("meta");
+        let good = std::fs::read(&path).expect("meta");
+        let mut bad = good.clone();
+        bad[20] ^= 1;
+        std::fs::write(&path, &bad).expect("write");
+        assert!(matches!(DataDir::open(dir.path()), Err(StorageError::MetaDamaged { .. })));
+        let mut newer = good;
+        put_u32(&mut newer, 8, 7);
+        let crc = crc32c::crc32c(&newer[..CRC_AT]);
+        put_u32(&mut newer, CRC_AT, crc);
+        std::fs::write(&path, &newer).expect("write");
+        assert!(matches!(DataDir::open(dir.path()), Err(StorageError::UnknownVersion { found: 7, .. })));
+        std::fs::remove_file(&path).expect("remove");
+        let layout = Layout::new(dir.path());
+        std::fs::create_dir_all(layout.core(0)).expect("mkdir");
+        std::fs::write(layout.segment(0, 1), b"x").expect("write");
+        assert!(matches!(DataDir::open(dir.path()), Err(StorageError::MetaMissing { .. })));
+    }
+}

@@ -1,0 +1,109 @@
+//! The 4096-byte header at the start of every segment file.
+
+use super::{get_u16, get_u32, get_u64, put_u16, put_u32, put_u64, DataUuid, HeaderFault, ALIGN, FORMAT_VERSION};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"FXLSEG01");
+const CRC_AT: usize = ALIGN - 4;
+
+/// Bytes before the first group of a segment.
+pub const SEGMENT_HEADER_BYTES: u64 = ALIGN as u64;
+/// Smallest segment a configuration may ask for.
+pub const MIN_SEGMENT_BYTES: u64 = 256 * 1024;
+/// Largest segment; positions in it fit 32 bits with room to spare.
+pub const MAX_SEGMENT_BYTES: u64 = 2 << 30;
+
+/// Decoded segment header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SegmentHeader {
+    /// The data directory this segment belongs to.
+    pub uuid: DataUuid,
+    /// Core directory.
+    pub core: u16,
+    /// Number of cores of that start; logs keep their core as long as it stays the same.
+    pub core_count: u16,
+    /// Sequence within the core directory, from 1, never reused.
+    pub seq: u64,
+    /// Boot epoch that created it.
+    pub boot_epoch: u64,
+    /// Full length of the file as created.
+    pub segment_bytes: u64,
+}
+
+impl SegmentHeader {
+    /// The header as one block.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0u8; ALIGN];
+        put_u64(&mut out, 0, MAGIC);
+        put_u32(&mut out, 8, FORMAT_VERSION);
+        put_u16(&mut out, 12, self.core);
+        put_u16(&mut out, 14, self.core_count);
+        out[16..32].copy_from_slice(&self.uuid);
+        put_u64(&mut out, 32, self.seq);
+        put_u64(&mut out, 40, self.boot_epoch);
+        put_u64(&mut out, 48, self.segment_bytes);
+        let crc = crc32c::crc32c(&out[..CRC_AT]);
+        put_u32(&mut out, CRC_AT, crc);
+        out
+    }
+
+    /// Decodes the first block of a segment file.
+    pub fn decode(block: &[u8]) -> Result<Self, HeaderFault> {
+        if block.len() < ALIGN {
+            return Err(HeaderFault::Short);
+        }
+        if get_u64(block, 0) != MAGIC {
+            return Err(HeaderFault::Magic);
+        }
+        if crc32c::crc32c(&block[..CRC_AT]) != get_u32(block, CRC_AT) {
+            return Err(HeaderFault::Checksum);
+        }
+        let version = get_u32(block, 8);
+        if version != FORMAT_VERSION {
+            return Err(HeaderFault::Version(version));
+        }
+        let mut uuid = [0u8; 16];
+        uuid.copy_from_slice(&block[16..32]);
+        let header = Self {
+            uuid,
+            core: get_u16(block, 12),
+            core_count: get_u16(block, 14),
+            seq: get_u64(block, 32),
+            boot_epoch: get_u64(block, 40),
+            segment_bytes: get_u64(block, 48),
+        };
+        if header.seq == 0 || header.segment_bytes > MAX_SEGMENT_BYTES {
+            return Err(HeaderFault::Field);
+        }
+        Ok(header)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> SegmentHeader {
+        SegmentHeader { uuid: [7; 16], core: 3, core_count: 4, seq: 9, boot_epoch: 2, segment_bytes: 64 << 20 }
+    }
+
+    #[test]
+    fn round_trip_and_every_flipped_bit_is_noticed() {
+        let block = sample().encode();
+        assert_eq!(SegmentHeader::decode(&block), Ok(sample()));
+        for bit in 0..64 * 8 {
+            let mut bad = block.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(SegmentHeader::decode(&bad).is_err(), "bit {bit}");
+        }
+        assert_eq!(SegmentHeader::decode(&block[..100]), Err(HeaderFault::Short));
+    }
+
+    #[test]
+    fn unknown_version_is_told_apart_from_damage() {
+        let mut block = sample().encode();
+        put_u32(&mut block, 8, 99);
+        let crc = crc32c::crc32c(&block[..CRC_AT]);
+        put_u32(&mut block, CRC_AT, crc);
+        assert_eq!(SegmentHeader::decode(&block), Err(HeaderFault::Version(99)));
+    }
+}

@@ -1,0 +1,140 @@
+//! The logs of one core, in memory: tails, index, recent extents.
+//!
+//! Does no I/O and knows no groups beyond the recent ones. A log that nobody writes to holds no index and no
+//! recent extents; its cost is this struct and its name.
+
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::error::LogError;
+use crate::format::Place;
+use crate::index::LogIndex;
+use crate::name::{LogId, LogName};
+
+/// A log opened on this core. Valid only for the storage that gave it out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LogRef(pub(crate) u32);
+
+/// What recovery knows about a log, handed to the core that opens it.
+#[derive(Debug, Clone, Default)]
+pub struct LogSeed {
+    /// First offset held.
+    pub base: u64,
+    /// One past the last record.
+    pub tail: u64,
+    /// Highest generation seen on an extent.
+    pub generation: u64,
+    /// Where the records are.
+    pub index: LogIndex,
+    /// Set when the log must be refused.
+    pub damage: Option<Arc<str>>,
+}
+
+/// Extent of a group that is still in memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RecentExtent {
+    pub first_offset: u64,
+    pub record_count: u32,
+    /// Serial of the group in the recent ring.
+    pub group: u64,
+    /// First record's position in the group.
+    pub records_at: u32,
+    pub records_len: u32,
+}
+
+pub(crate) struct LogState {
+    pub name: Rc<LogName>,
+    pub encoded_name: Box<[u8]>,
+    pub id: LogId,
+    pub base: u64,
+    pub tail: u64,
+    pub durable_tail: u64,
+    pub generation: u64,
+    /// Newest record extent that was given a place, durable or not.
+    pub last_sealed: Place,
+    /// Segment ordinal that already carries this log's name; 0 is none.
+    pub named_in: u64,
+    pub index: LogIndex,
+    pub recent: VecDeque<RecentExtent>,
+    pub damage: Option<Arc<str>>,
+}
+
+impl LogState {
+    fn new(name: &LogName, seed: LogSeed) -> Self {
+        let encoded_name = name.encode().into_boxed_slice();
+        Self {
+            id: LogId::of_encoded(&encoded_name),
+            name: Rc::new(name.clone()),
+            encoded_name,
+            base: seed.base,
+            tail: seed.tail,
+            durable_tail: seed.tail,
+            generation: seed.generation,
+            last_sealed: seed.index.last(),
+            named_in: 0,
+            index: seed.index,
+            recent: VecDeque::new(),
+            damage: seed.damage,
+        }
+    }
+
+    /// Cuts the in-memory extents at `offset`.
+    pub fn truncate_recent(&mut self, offset: u64) {
+        while self.recent.back().is_some_and(|extent| extent.first_offset >= offset) {
+            self.recent.pop_back();
+        }
+        if let Some(last) = self.recent.back_mut() {
+            let count = offset - last.first_offset;
+            last.record_count = last.record_count.min(u32::try_from(count).unwrap_or(u32::MAX));
+        }
+    }
+}
+
+/// All logs opened on this core.
+#[derive(Default)]
+pub(crate) struct LogTable {
+    logs: Vec<LogState>,
+    by_id: HashMap<LogId, LogRef>,
+}
+
+impl LogTable {
+    /// The log with this name if it is open; an error if another name has its id.
+    pub fn find(&self, name: &LogName) -> Result<Option<LogRef>, LogError> {
+        let Some(log) = self.by_id.get(&name.id()).copied() else { return Ok(None) };
+        let held = &self.get(log).name;
+        if **held == *name {
+            Ok(Some(log))
+        } else {
+            Err(LogError::IdCollision { log: name.to_string(), other: held.to_string() })
+        }
+    }
+
+    /// Adds a log that `find` did not find.
+    pub fn add(&mut self, name: &LogName, seed: LogSeed) -> Result<LogRef, LogError> {
+        if !name.fits() {
+            return Err(LogError::too_long(name));
+        }
+        let state = LogState::new(name, seed);
+        let log = LogRef(self.logs.len() as u32);
+        self.by_id.insert(state.id, log);
+        self.logs.push(state);
+        Ok(log)
+    }
+
+    pub fn get(&self, log: LogRef) -> &LogState {
+        &self.logs[log.0 as usize]
+    }
+
+    pub fn get_mut(&mut self, log: LogRef) -> &mut LogState {
+        &mut self.logs[log.0 as usize]
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &LogState> {
+        self.logs.iter()
+    }
+
+    pub fn len(&self) -> usize {
+        self.logs.len()
+    }
+}

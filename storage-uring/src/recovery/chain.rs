@@ -1,0 +1,171 @@
+//! Which segments of a core directory hold the log, and where each of them ends.
+//!
+//! The first group of a segment says where the log ended before it. Following these links from the newest
+//! segment back makes every cut of an earlier recovery permanent: what lies between is not log any more.
+
+use std::collections::HashMap;
+
+use super::source::{SegmentSource, Window};
+use crate::error::StorageError;
+use crate::format::group::{GroupHeader, GROUP_HEADER_BYTES};
+use crate::format::segment::{SegmentHeader, SEGMENT_HEADER_BYTES};
+use crate::format::{DataUuid, HeaderFault, ALIGN, FORMAT_VERSION};
+
+/// A segment to scan.
+pub struct SegmentInput {
+    /// Sequence, from the file name.
+    pub seq: u64,
+    /// For messages.
+    pub file: std::path::PathBuf,
+    /// The bytes.
+    pub source: Box<dyn SegmentSource>,
+}
+
+pub(crate) struct Segment {
+    pub seq: u64,
+    pub file: std::path::PathBuf,
+    pub window: Window,
+    /// Epoch and number of cores of the start that created it, and so wrote every group in it.
+    pub born: Option<(u64, u16)>,
+    /// Link of the first group, if that is readable.
+    first: Option<GroupHeader>,
+    /// Groups may start before this position.
+    pub len: u64,
+    /// Where a later segment says the log ended in this one.
+    pub limit: Option<u64>,
+    /// Group numbers may jump at the start of this segment: what was before it was given up.
+    pub after_gap: bool,
+}
+
+/// The segments of a core directory, sorted out.
+#[derive(Default)]
+pub(crate) struct Chain {
+    /// Oldest first.
+    pub live: Vec<Segment>,
+    /// No longer part of the log.
+    pub dead: Vec<u64>,
+    /// Never held a group.
+    pub unused: Vec<u64>,
+    /// Not of this data directory, or not a segment.
+    pub strays: Vec<(u64, &'static str)>,
+}
+
+/// A group header that is live in `seq` at `position`, if there is one.
+pub(crate) fn live_header(
+    uuid: &DataUuid,
+    core: u16,
+    seq: u64,
+    file: &std::path::Path,
+    bytes: &[u8],
+) -> Result<Option<GroupHeader>, StorageError> {
+    match GroupHeader::decode(uuid, bytes) {
+        Ok(header) if header.segment == seq && header.core == core => Ok(Some(header)),
+        Err(HeaderFault::Version(found)) => {
+            Err(StorageError::UnknownVersion { file: file.to_owned(), found, known: FORMAT_VERSION })
+        }
+        Ok(_) | Err(HeaderFault::Short | HeaderFault::Magic | HeaderFault::Checksum | HeaderFault::Field) => Ok(None),
+    }
+}
+
+/// The next live group header at or behind `from`.
+pub(crate) fn find_group(
+    uuid: &DataUuid,
+    core: u16,
+    segment: &mut Segment,
+    from: u64,
+) -> Result<Option<(u64, GroupHeader)>, StorageError> {
+    let end = segment.limit.unwrap_or(segment.len).min(segment.len);
+    let mut position = from;
+    while position + GROUP_HEADER_BYTES as u64 <= end {
+        let bytes = segment.window.get(position, GROUP_HEADER_BYTES);
+        if let Some(header) = live_header(uuid, core, segment.seq, &segment.file, bytes)? {
+            return Ok(Some((position, header)));
+        }
+        position += ALIGN as u64;
+    }
+    Ok(None)
+}
+
+/// Sorts segments (ascending by sequence) into live, dead, unused and stray ones.
+pub(crate) fn link(uuid: &DataUuid, core: u16, inputs: Vec<SegmentInput>) -> Result<Chain, StorageError> {
+    let mut chain = Chain::default();
+    let mut segments = Vec::new();
+    for input in inputs {
+        if let Some(segment) = open_segment(uuid, core, input, &mut chain)? {
+            segments.push(segment);
+        }
+    }
+    let mut ends: HashMap<u64, u64> = HashMap::new();
+    let mut wanted: Option<u64> = None;
+    for mut segment in segments.into_iter().rev() {
+        if wanted.is_some_and(|seq| segment.seq > seq) {
+            chain.dead.push(segment.seq);
+            continue;
+        }
+        if wanted.is_some_and(|seq| segment.seq < seq) {
+            if let Some(newer) = chain.live.last_mut() {
+                newer.after_gap = true;
+            }
+        }
+        if chain.live.is_empty() && !holds_anything(uuid, core, &mut segment)? {
+            chain.unused.push(segment.seq);
+            continue;
+        }
+        segment.limit = ends.get(&segment.seq).copied();
+        wanted = match &segment.first {
+            Some(first) => {
+                ends.insert(first.prev_segment, first.prev_end);
+                Some(first.prev_segment)
+            }
+            None => None,
+        };
+        chain.live.push(segment);
+    }
+    if let Some(oldest) = chain.live.last_mut() {
+        oldest.after_gap = true;
+    }
+    chain.live.reverse();
+    Ok(chain)
+}
+
+fn open_segment(
+    uuid: &DataUuid,
+    core: u16,
+    input: SegmentInput,
+    chain: &mut Chain,
+) -> Result<Option<Segment>, StorageError> {
+    let SegmentInput { seq, file, source } = input;
+    let mut window = Window::new(source);
+    let len = window.len();
+    let born = match SegmentHeader::decode(window.get(0, ALIGN)) {
+        Err(HeaderFault::Version(found)) => {
+            return Err(StorageError::UnknownVersion { file, found, known: FORMAT_VERSION });
+        }
+        Ok(header) if header.uuid != *uuid => {
+            chain.strays.push((seq, "a segment of another data directory"));
+            return Ok(None);
+        }
+        Ok(header) if header.seq != seq || header.core != core => {
+            chain.strays.push((seq, "a segment under a wrong name"));
+            return Ok(None);
+        }
+        // A damaged header does no harm: every group names its segment itself.
+        Ok(header) => Some((header.boot_epoch, header.core_count)),
+        Err(HeaderFault::Short | HeaderFault::Magic | HeaderFault::Checksum | HeaderFault::Field) => None,
+    };
+    let bytes = window.get(SEGMENT_HEADER_BYTES, GROUP_HEADER_BYTES);
+    let first = live_header(uuid, core, seq, &file, bytes)?;
+    Ok(Some(Segment { seq, file, window, born, first, len, limit: None, after_gap: false }))
+}
+
+/// Whether a segment without newer live ones has anything to say: a group, or bytes that were one.
+fn holds_anything(uuid: &DataUuid, core: u16, segment: &mut Segment) -> Result<bool, StorageError> {
+    if segment.first.is_some() {
+        return Ok(true);
+    }
+    if find_group(uuid, core, segment, SEGMENT_HEADER_BYTES)?.is_some() {
+        return Ok(true);
+    }
+    let block = segment.window.get(SEGMENT_HEADER_BYTES, ALIGN);
+    Ok(block.iter().any(|byte| *byte != 0))
+}

@@ -1,0 +1,225 @@
+//! What a scan learns about each log, and how the pieces of several core directories become one log.
+//!
+//! A log's records may lie in several core directories, because the number of cores may change between
+//! starts. Within one boot epoch a log lives on one core, so pieces ("chapters") are ordered by epoch.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::format::extent::{ExtentHeader, ExtentKind};
+use crate::format::Place;
+use crate::index::LogIndex;
+use crate::machine::LogSeed;
+use crate::name::{LogId, LogName};
+
+/// A contiguous run of records.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Run {
+    first: u64,
+    end: u64,
+    generation: u64,
+    index: LogIndex,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum ScanEvent {
+    Run(Run),
+    Truncate(u64),
+    Place(u64),
+    Base(u64),
+    /// Records of this log may have been lost here; the next run tells.
+    Suspect(Arc<str>),
+    /// Records of this log were lost here.
+    Damaged(Arc<str>),
+}
+
+/// What one core directory holds of one log in one epoch.
+#[derive(Debug, Clone)]
+pub(crate) struct Chapter {
+    pub epoch: u64,
+    pub events: Vec<ScanEvent>,
+}
+
+/// What one core directory holds of each log.
+#[derive(Debug, Default)]
+pub(crate) struct Chapters {
+    pub logs: HashMap<LogId, Vec<Chapter>>,
+    pub names: HashMap<LogId, LogName>,
+}
+
+impl Chapters {
+    fn events(&mut self, log: LogId, epoch: u64) -> &mut Vec<ScanEvent> {
+        let chapters = self.logs.entry(log).or_default();
+        if chapters.last().is_none_or(|chapter| chapter.epoch != epoch) {
+            chapters.push(Chapter { epoch, events: Vec::new() });
+        }
+        let last = chapters.len() - 1;
+        &mut chapters[last].events
+    }
+
+    /// Notes an extent whose records are all good.
+    pub fn on_extent(&mut self, epoch: u64, header: &ExtentHeader, place: Place) {
+        let events = self.events(header.log, epoch);
+        match header.kind {
+            ExtentKind::Records => on_records(events, header, place),
+            ExtentKind::Truncate => events.push(ScanEvent::Truncate(header.first_offset)),
+            ExtentKind::Place => events.push(ScanEvent::Place(header.first_offset)),
+            ExtentKind::Base => events.push(ScanEvent::Base(header.first_offset)),
+        }
+    }
+
+    /// Notes lost records of a known log.
+    pub fn on_damaged(&mut self, log: LogId, epoch: u64, detail: &Arc<str>) {
+        self.events(log, epoch).push(ScanEvent::Damaged(Arc::clone(detail)));
+    }
+
+    /// Notes that any log of this epoch may have lost records.
+    pub fn on_unknown_loss(&mut self, epoch: u64, detail: &Arc<str>) {
+        for chapters in self.logs.values_mut() {
+            if let Some(last) = chapters.last_mut().filter(|chapter| chapter.epoch == epoch) {
+                last.events.push(ScanEvent::Suspect(Arc::clone(detail)));
+            }
+        }
+    }
+}
+
+fn on_records(events: &mut Vec<ScanEvent>, header: &ExtentHeader, place: Place) {
+    let bytes = u64::from(header.records_len);
+    if let Some(ScanEvent::Run(run)) = events.last_mut() {
+        if run.end == header.first_offset {
+            run.index.on_extent(header.first_offset, place, header.prev, bytes);
+            run.end = header.end_offset();
+            run.generation = run.generation.max(header.generation);
+            return;
+        }
+    }
+    let mut run = Run {
+        first: header.first_offset,
+        end: header.end_offset(),
+        generation: header.generation,
+        index: LogIndex::default(),
+    };
+    run.index.on_extent(header.first_offset, place, header.prev, bytes);
+    events.push(ScanEvent::Run(run));
+}
+
+/// A log while its chapters are put together.
+#[derive(Default)]
+struct Assembly {
+    seed: LogSeed,
+    /// Missing ranges; harmless when retention gave them up.
+    gaps: Vec<(u64, u64)>,
+    suspect: Option<Arc<str>>,
+    damage: Option<Arc<str>>,
+}
+
+impl Assembly {
+    fn apply(&mut self, event: ScanEvent) {
+        match event {
+            ScanEvent::Run(run) => self.apply_run(run),
+            ScanEvent::Truncate(offset) => {
+                self.seed.tail = self.seed.tail.min(offset);
+                self.seed.index.on_truncate(offset);
+            }
+            ScanEvent::Place(offset) => *self = Self::placed(offset, self.seed.generation),
+            ScanEvent::Base(offset) => self.seed.base = self.seed.base.max(offset),
+            ScanEvent::Suspect(detail) => self.suspect = Some(detail),
+            ScanEvent::Damaged(detail) => self.damage = Some(detail),
+        }
+    }
+
+    fn placed(offset: u64, generation: u64) -> Self {
+        let seed = LogSeed { base: offset, tail: offset, generation, ..LogSeed::default() };
+        Self { seed, ..Self::default() }
+    }
+
+    fn apply_run(&mut self, run: Run) {
+        if run.first == self.seed.tail {
+            // Nothing is missing, so the loss before was of other logs.
+            self.suspect = None;
+        } else {
+            self.gaps.push((self.seed.tail.min(run.first), run.first.max(self.seed.tail)));
+        }
+        self.seed.tail = run.end;
+        self.seed.generation = self.seed.generation.max(run.generation);
+        self.seed.index.append(run.index);
+    }
+
+    fn finish(mut self) -> LogSeed {
+        self.seed.index.on_base(self.seed.base);
+        let base = self.seed.base;
+        let gap = self.gaps.iter().find(|(_, end)| *end > base);
+        self.seed.damage = match (self.damage, gap, self.suspect) {
+            (Some(detail), _, _) => Some(detail),
+            (None, Some((from, to)), suspect) => {
+                let why = suspect.map(|detail| format!(" ({detail})")).unwrap_or_default();
+                Some(format!("records {from}..{to} are missing{why}").into())
+            }
+            (None, None, Some(detail)) => Some(format!("records may be missing at the end: {detail}").into()),
+            (None, None, None) => None,
+        };
+        if self.seed.tail < base {
+            self.seed.tail = base;
+        }
+        self.seed
+    }
+}
+
+/// Loss of records of unknown logs: which core directory, which epoch.
+pub(crate) struct UnknownLoss {
+    pub core: u16,
+    pub epoch: u64,
+    pub detail: Arc<str>,
+}
+
+/// Pieces of one log: epoch, core directory, events.
+type Pieces = Vec<(u64, u16, Vec<ScanEvent>)>;
+
+/// Puts the logs of all core directories together. `core_counts` gives the number of cores per epoch.
+pub(crate) fn assemble(
+    cores: Vec<(u16, Chapters)>,
+    losses: &[UnknownLoss],
+    core_counts: &HashMap<u64, u16>,
+) -> HashMap<LogId, (Option<LogName>, LogSeed)> {
+    let mut by_log: HashMap<LogId, Pieces> = HashMap::new();
+    let mut names = HashMap::new();
+    for (core, chapters) in cores {
+        names.extend(chapters.names);
+        for (log, chapters) in chapters.logs {
+            let all = by_log.entry(log).or_default();
+            all.extend(chapters.into_iter().map(|chapter| (chapter.epoch, core, chapter.events)));
+        }
+    }
+    by_log
+        .into_iter()
+        .map(|(log, mut pieces)| {
+            pieces.sort_by_key(|(epoch, core, _)| (*epoch, *core));
+            for loss in losses {
+                if may_have_lost(&pieces, loss, core_counts) {
+                    pieces.push((loss.epoch, loss.core, vec![ScanEvent::Suspect(Arc::clone(&loss.detail))]));
+                }
+            }
+            pieces.sort_by_key(|(epoch, core, _)| (*epoch, *core));
+            let mut assembly = Assembly::default();
+            for event in pieces.into_iter().flat_map(|(_, _, events)| events) {
+                assembly.apply(event);
+            }
+            (log, (names.remove(&log), assembly.finish()))
+        })
+        .collect()
+}
+
+/// Whether a log that is not known to have written in the lost place may have.
+///
+/// A log that wrote anywhere in that epoch either has its suspicion in place already or lived on another
+/// core. Otherwise it lived where it last wrote before, unless the number of cores changed in between.
+fn may_have_lost(pieces: &Pieces, loss: &UnknownLoss, core_counts: &HashMap<u64, u16>) -> bool {
+    if pieces.iter().any(|(epoch, _, _)| *epoch == loss.epoch) {
+        return false;
+    }
+    let Some((epoch, core, _)) = pieces.iter().rev().find(|(epoch, _, _)| *epoch < loss.epoch) else {
+        // It first wrote later; a loss before that shows as a gap.
+        return false;
+    };
+    *core == loss.core || core_counts.get(epoch) != core_counts.get(&loss.epoch)
+}
