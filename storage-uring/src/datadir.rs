@@ -86,8 +86,14 @@ impl Layout {
     pub fn spares(&self, core: u16) -> Result<Vec<PathBuf>, StorageError> {
         let dir = self.core(core);
         let names = read_dir(&dir)?;
-        let is_spare = |name: &&std::ffi::OsString| name.to_str().is_some_and(|name| name.starts_with("spare-"));
-        Ok(names.iter().filter(is_spare).map(|name| dir.join(name)).collect())
+        let is_spare = |name: &&std::ffi::OsString| {
+            name.to_str().is_some_and(|name| name.starts_with("spare-"))
+        };
+        Ok(names
+            .iter()
+            .filter(is_spare)
+            .map(|name| dir.join(name))
+            .collect())
     }
 }
 
@@ -98,13 +104,19 @@ fn read_dir(dir: &Path) -> Result<Vec<std::ffi::OsString>, StorageError> {
         Err(error) => return Err(StorageError::io("listing", dir, error)),
     };
     entries
-        .map(|entry| entry.map(|entry| entry.file_name()).map_err(|error| StorageError::io("listing", dir, error)))
+        .map(|entry| {
+            entry
+                .map(|entry| entry.file_name())
+                .map_err(|error| StorageError::io("listing", dir, error))
+        })
         .collect()
 }
 
 fn parse_segment_name(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("seg-")?.strip_suffix(".fxl")?;
-    (digits.len() == 16).then(|| u64::from_str_radix(digits, 16).ok())?.filter(|seq| *seq > 0)
+    (digits.len() == 16)
+        .then(|| u64::from_str_radix(digits, 16).ok())?
+        .filter(|seq| *seq > 0)
 }
 
 /// Identity and boot epoch of a data directory.
@@ -129,7 +141,10 @@ impl Meta {
     }
 
     fn decode(file: &Path, bytes: &[u8]) -> Result<Self, StorageError> {
-        let damaged = |reason: &str| StorageError::MetaDamaged { file: file.to_owned(), reason: reason.to_owned() };
+        let damaged = |reason: &str| StorageError::MetaDamaged {
+            file: file.to_owned(),
+            reason: reason.to_owned(),
+        };
         if bytes.len() < ALIGN {
             return Err(damaged("it is too short"));
         }
@@ -141,11 +156,18 @@ impl Meta {
         }
         let found = get_u32(bytes, 8);
         if found != FORMAT_VERSION {
-            return Err(StorageError::UnknownVersion { file: file.to_owned(), found, known: FORMAT_VERSION });
+            return Err(StorageError::UnknownVersion {
+                file: file.to_owned(),
+                found,
+                known: FORMAT_VERSION,
+            });
         }
         let mut uuid = [0u8; 16];
         uuid.copy_from_slice(&bytes[16..32]);
-        Ok(Self { uuid, boot_epoch: get_u64(bytes, 32) })
+        Ok(Self {
+            uuid,
+            boot_epoch: get_u64(bytes, 32),
+        })
     }
 
     /// Reads the meta file; `None` for a directory that never held a broker's data.
@@ -156,7 +178,10 @@ impl Meta {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 for core in layout.cores()? {
                     if !layout.segments(core)?.is_empty() {
-                        return Err(StorageError::MetaMissing { file: path, dir: layout.core_logs() });
+                        return Err(StorageError::MetaMissing {
+                            file: path,
+                            dir: layout.core_logs(),
+                        });
                     }
                 }
                 Ok(None)
@@ -198,26 +223,46 @@ impl DataDir {
     /// Creates the directory if need be, locks it, and raises the boot epoch.
     pub fn open(dir: &Path) -> Result<Self, StorageError> {
         let layout = Layout::new(dir);
-        std::fs::create_dir_all(layout.core_logs()).map_err(|error| StorageError::io("creating", dir, error))?;
+        std::fs::create_dir_all(layout.core_logs())
+            .map_err(|error| StorageError::io("creating", dir, error))?;
         let lock = lock(dir)?;
         let meta = match Meta::read(&layout)? {
-            Some(meta) => Meta { boot_epoch: meta.boot_epoch + 1, ..meta },
-            None => Meta { uuid: fresh_uuid()?, boot_epoch: 1 },
+            Some(meta) => Meta {
+                boot_epoch: meta.boot_epoch + 1,
+                ..meta
+            },
+            None => Meta {
+                uuid: fresh_uuid()?,
+                boot_epoch: 1,
+            },
         };
         meta.write(&layout)?;
         if let Some(parent) = dir.parent() {
             // The directory's own entry; a relative path without a parent is the caller's own directory.
-            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            let parent = if parent.as_os_str().is_empty() {
+                Path::new(".")
+            } else {
+                parent
+            };
             sync_dir(parent).map_err(|error| StorageError::io("syncing", parent, error))?;
         }
-        Ok(Self { layout, meta, _lock: lock })
+        Ok(Self {
+            layout,
+            meta,
+            _lock: lock,
+        })
     }
 }
 
 fn fresh_uuid() -> Result<DataUuid, StorageError> {
     let mut uuid = [0u8; 16];
-    getrandom::fill(&mut uuid)
-        .map_err(|error| StorageError::io("reading random bytes for", "meta", std::io::Error::other(error.to_string())))?;
+    getrandom::fill(&mut uuid).map_err(|error| {
+        StorageError::io(
+            "reading random bytes for",
+            "meta",
+            std::io::Error::other(error.to_string()),
+        )
+    })?;
     Ok(uuid)
 }
 
@@ -241,9 +286,14 @@ fn lock(dir: &Path) -> Result<File, StorageError> {
         let read = file.read_to_string(&mut holder).is_ok();
         let holder = holder.trim().to_owned();
         let holder = (read && !holder.is_empty()).then_some(holder);
-        return Err(StorageError::Locked { dir: dir.to_owned(), holder });
+        return Err(StorageError::Locked {
+            dir: dir.to_owned(),
+            holder,
+        });
     }
-    let write = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
+    let write = file
+        .set_len(0)
+        .and_then(|()| write!(file, "{}", std::process::id()));
     write.map_err(|error| StorageError::io("writing", &path, error))?;
     Ok(file)
 }
@@ -276,17 +326,26 @@ mod tests {
         let mut bad = good.clone();
         bad[20] ^= 1;
         std::fs::write(&path, &bad).expect("write");
-        assert!(matches!(DataDir::open(dir.path()), Err(StorageError::MetaDamaged { .. })));
+        assert!(matches!(
+            DataDir::open(dir.path()),
+            Err(StorageError::MetaDamaged { .. })
+        ));
         let mut newer = good;
         put_u32(&mut newer, 8, 7);
         let crc = crc32c::crc32c(&newer[..CRC_AT]);
         put_u32(&mut newer, CRC_AT, crc);
         std::fs::write(&path, &newer).expect("write");
-        assert!(matches!(DataDir::open(dir.path()), Err(StorageError::UnknownVersion { found: 7, .. })));
+        assert!(matches!(
+            DataDir::open(dir.path()),
+            Err(StorageError::UnknownVersion { found: 7, .. })
+        ));
         std::fs::remove_file(&path).expect("remove");
         let layout = Layout::new(dir.path());
         std::fs::create_dir_all(layout.core(0)).expect("mkdir");
         std::fs::write(layout.segment(0, 1), b"x").expect("write");
-        assert!(matches!(DataDir::open(dir.path()), Err(StorageError::MetaMissing { .. })));
+        assert!(matches!(
+            DataDir::open(dir.path()),
+            Err(StorageError::MetaMissing { .. })
+        ));
     }
 }

@@ -55,8 +55,13 @@ pub enum StorageError {
     #[error("storage configuration: {0}")]
     Config(String),
     /// The private io_uring could not be set up.
-    #[error("io_uring cannot be set up: {0}; check kernel.io_uring_disabled and the memlock limit")]
+    #[error(
+        "io_uring cannot be set up: {0}; check kernel.io_uring_disabled and the memlock limit"
+    )]
     Ring(std::io::Error),
+    /// The core log failed while it was in use.
+    #[error("the core log has failed: {0}")]
+    Failed(String),
     /// A control thread could not be started or did not answer.
     #[error("segment thread: {0}")]
     SegmentThread(String),
@@ -64,7 +69,11 @@ pub enum StorageError {
 
 impl StorageError {
     pub(crate) fn io(what: &'static str, path: impl Into<PathBuf>, source: std::io::Error) -> Self {
-        Self::Io { what, path: path.into(), source }
+        Self::Io {
+            what,
+            path: path.into(),
+            source,
+        }
     }
 }
 

@@ -42,7 +42,11 @@ impl LogIndex {
     /// Notes a record extent that became durable.
     pub fn on_extent(&mut self, offset: u64, place: Place, prev: Place, record_bytes: u64) {
         if self.entries.is_empty() || self.bytes_since_entry >= INDEX_EVERY_BYTES {
-            self.entries.push(IndexEntry { offset, place, prev });
+            self.entries.push(IndexEntry {
+                offset,
+                place,
+                prev,
+            });
             self.bytes_since_entry = 0;
         }
         self.bytes_since_entry += record_bytes;
@@ -77,7 +81,10 @@ impl LogIndex {
 
     /// Forgets entries that only serve offsets below `base`.
     pub fn on_base(&mut self, base: u64) {
-        let first_needed = self.entries.partition_point(|entry| entry.offset <= base).saturating_sub(1);
+        let first_needed = self
+            .entries
+            .partition_point(|entry| entry.offset <= base)
+            .saturating_sub(1);
         self.entries.drain(..first_needed);
     }
 
@@ -90,7 +97,10 @@ impl LogIndex {
     pub fn interval(&self, offset: u64, tail: u64) -> Option<Interval> {
         let after = self.entries.partition_point(|entry| entry.offset <= offset);
         match self.entries.get(after) {
-            Some(next) => Some(Interval { newest: next.prev, end: next.offset.min(tail) }),
+            Some(next) => Some(Interval {
+                newest: next.prev,
+                end: next.offset.min(tail),
+            }),
             None => self.last.map(|newest| Interval { newest, end: tail }),
         }
     }
@@ -111,7 +121,11 @@ mod tests {
     use super::*;
 
     fn place(position: u32) -> Place {
-        Place { segment: 1, position, core: 0 }
+        Place {
+            segment: 1,
+            position,
+            core: 0,
+        }
     }
 
     #[test]
@@ -124,10 +138,28 @@ mod tests {
             prev = here;
         }
         assert_eq!(index.len(), 4);
-        assert_eq!(index.interval(5, 80), Some(Interval { newest: place(4196), end: 20 }));
-        assert_eq!(index.interval(75, 80), Some(Interval { newest: place(4796), end: 80 }));
+        assert_eq!(
+            index.interval(5, 80),
+            Some(Interval {
+                newest: place(4196),
+                end: 20
+            })
+        );
+        assert_eq!(
+            index.interval(75, 80),
+            Some(Interval {
+                newest: place(4796),
+                end: 80
+            })
+        );
         index.on_truncate(35);
-        assert_eq!(index.interval(34, 35), Some(Interval { newest: place(4796), end: 35 }));
+        assert_eq!(
+            index.interval(34, 35),
+            Some(Interval {
+                newest: place(4796),
+                end: 35
+            })
+        );
         assert_eq!(index.len(), 2);
         index.on_base(25);
         assert_eq!(index.len(), 1);

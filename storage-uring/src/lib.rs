@@ -1,10 +1,38 @@
 //! O_DIRECT log storage with group commit across the shards of a core.
+//!
+//! Every core writes one *core log*: a sequence of pre-written segment files into which all shards of the
+//! core append. A commit is one aligned, synced write, however many shards take part in it. The layouts are
+//! in [`format`] (and byte by byte in `docs/storage-format.md`), the decisions in [`machine`] (sans-IO),
+//! start-up in [`recovery`], the device in `driver` (feature `runtime`).
+//!
+//! What this crate does not do: replicate, route, authorise. It stores records per log, in order, and says
+//! when they are durable.
+
+pub mod config;
 pub mod datadir;
+#[cfg(feature = "runtime")]
+mod driver;
 pub mod error;
+pub mod faults;
 pub mod format;
 pub mod index;
 pub mod machine;
 pub mod name;
+pub mod offline;
 pub mod recovery;
+pub mod segment_pool;
 pub mod slab;
+pub mod stats;
 pub mod walk;
+
+pub use config::{StorageConfig, SyncMethod};
+#[cfg(feature = "runtime")]
+pub use driver::Storage;
+pub use error::{AppendError, CommitError, LogError, ReadError, StorageError};
+pub use faults::{FaultEffect, FaultOp, FaultPlan, FaultRule};
+pub use machine::{Completion, LogRef, MachineStats, ReadBatch};
+pub use name::{LogId, LogKind, LogName};
+pub use recovery::{recover, RecoveredSet, RecoveryReport};
+#[cfg(feature = "runtime")]
+pub use shard_executor::Signal;
+pub use stats::StorageStats;

@@ -69,7 +69,15 @@ pub struct LogName {
 
 impl std::fmt::Display for LogName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}/{}/{}/{}", self.kind.word(), self.tenant, self.namespace, self.name, self.shard)
+        write!(
+            f,
+            "{}/{}/{}/{}/{}",
+            self.kind.word(),
+            self.tenant,
+            self.namespace,
+            self.name,
+            self.shard
+        )
     }
 }
 
@@ -80,7 +88,8 @@ pub struct LogId(pub u64);
 impl LogName {
     /// The canonical encoding: kind, shard, then three length-prefixed strings. Also the form on disk.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(11 + self.tenant.len() + self.namespace.len() + self.name.len());
+        let mut out =
+            Vec::with_capacity(11 + self.tenant.len() + self.namespace.len() + self.name.len());
         out.push(self.kind as u8);
         out.extend_from_slice(&self.shard.to_le_bytes());
         for part in [&self.tenant, &self.namespace, &self.name] {
@@ -107,7 +116,13 @@ impl LogName {
             return None;
         }
         let [tenant, namespace, name] = parts;
-        Some(Self { kind, tenant, namespace, name, shard })
+        Some(Self {
+            kind,
+            tenant,
+            namespace,
+            name,
+            shard,
+        })
     }
 
     /// The log's id.

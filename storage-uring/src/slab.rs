@@ -38,7 +38,9 @@ impl Slab {
         let layout = Self::layout(len);
         // SAFETY: the layout has a non-zero size.
         let raw = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(raw) else { handle_alloc_error(layout) };
+        let Some(start) = NonNull::new(raw) else {
+            handle_alloc_error(layout)
+        };
         Self { start, len }
     }
 }
@@ -72,7 +74,11 @@ impl Region {
     /// A part of this region.
     pub fn part(&self, at: usize, len: usize) -> Region {
         assert!(at + len <= self.len, "INV: a part lies within its region");
-        Region { slab: Arc::clone(&self.slab), start: self.start + at, len }
+        Region {
+            slab: Arc::clone(&self.slab),
+            start: self.start + at,
+            len,
+        }
     }
 
     /// Address of the first byte; stays valid while the region (or a clone) lives.
@@ -103,7 +109,10 @@ pub struct SlabWriter {
 impl SlabWriter {
     /// A writer over a fresh slab of at least `len` bytes.
     pub fn new(len: usize) -> Self {
-        Self { slab: Arc::new(Slab::new(len)), used: 0 }
+        Self {
+            slab: Arc::new(Slab::new(len)),
+            used: 0,
+        }
     }
 
     /// Bytes not frozen yet.
@@ -114,13 +123,25 @@ impl SlabWriter {
     /// The bytes not frozen yet. They may hold anything a former use left there.
     pub fn tail(&mut self) -> &mut [u8] {
         // SAFETY: no region covers [used, len), and `&mut self` makes this the only slice of it.
-        unsafe { std::slice::from_raw_parts_mut(self.slab.start.as_ptr().add(self.used), self.slab.len - self.used) }
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.slab.start.as_ptr().add(self.used),
+                self.slab.len - self.used,
+            )
+        }
     }
 
     /// Splits the first `len` bytes off the tail, still writable.
     pub fn split(&mut self, len: usize) -> Draft {
-        assert!(len <= self.room(), "INV: only bytes of the slab are split off");
-        let draft = Draft { slab: Arc::clone(&self.slab), start: self.used, len };
+        assert!(
+            len <= self.room(),
+            "INV: only bytes of the slab are split off"
+        );
+        let draft = Draft {
+            slab: Arc::clone(&self.slab),
+            start: self.used,
+            len,
+        };
         self.used += len;
         draft
     }
@@ -137,7 +158,9 @@ impl Draft {
     /// The bytes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: a draft's range is split off its writer once and not shared before `freeze` consumes it.
-        unsafe { std::slice::from_raw_parts_mut(self.slab.start.as_ptr().add(self.start), self.len) }
+        unsafe {
+            std::slice::from_raw_parts_mut(self.slab.start.as_ptr().add(self.start), self.len)
+        }
     }
 
     /// Address for a kernel that will fill the bytes.
@@ -157,7 +180,11 @@ impl Draft {
 
     /// Gives up writing.
     pub fn freeze(self) -> Region {
-        Region { slab: self.slab, start: self.start, len: self.len }
+        Region {
+            slab: self.slab,
+            start: self.start,
+            len: self.len,
+        }
     }
 }
 
@@ -171,7 +198,11 @@ pub struct SlabPool {
 impl SlabPool {
     /// A pool of slabs of `slab_bytes`, remembering at most `keep` of them.
     pub fn new(slab_bytes: usize, keep: usize) -> Self {
-        Self { slab_bytes: slab_bytes.next_multiple_of(ALIGN), keep: keep.max(1), retired: VecDeque::new() }
+        Self {
+            slab_bytes: slab_bytes.next_multiple_of(ALIGN),
+            keep: keep.max(1),
+            retired: VecDeque::new(),
+        }
     }
 
     /// Size of the slabs in the pool.
@@ -183,7 +214,9 @@ impl SlabPool {
     pub fn take(&mut self) -> SlabWriter {
         // Oldest first; a slab pinned by a slow reader moves to the back and is looked at again later.
         for _ in 0..self.retired.len().min(8) {
-            let Some(mut slab) = self.retired.pop_front() else { break };
+            let Some(mut slab) = self.retired.pop_front() else {
+                break;
+            };
             if Arc::get_mut(&mut slab).is_some() {
                 return SlabWriter { slab, used: 0 };
             }
@@ -218,7 +251,11 @@ mod tests {
         assert_eq!(address as usize % ALIGN, 0);
         pool.retire(writer);
         let mut other = pool.take();
-        assert_ne!(other.split(1).freeze().as_ptr(), address, "a slab in use is not handed out");
+        assert_ne!(
+            other.split(1).freeze().as_ptr(),
+            address,
+            "a slab in use is not handed out"
+        );
         assert_eq!(&region.as_ref()[..3], b"abc");
         drop(region);
         let mut again = pool.take();

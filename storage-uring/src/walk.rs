@@ -79,7 +79,11 @@ impl ReadWalk {
             found: Vec::new(),
             window: None,
             forward: false,
-            batch: ReadBatch { first_offset: from, records: Vec::new(), next_offset: from },
+            batch: ReadBatch {
+                first_offset: from,
+                records: Vec::new(),
+                next_offset: from,
+            },
             payload_bytes: 0,
         }
     }
@@ -98,7 +102,10 @@ impl ReadWalk {
             let Some(bytes) = self.extent_bytes(&found) else {
                 let read = whole_extent(&found);
                 if self.window.as_ref().is_some_and(|(last, _)| *last == read) {
-                    return Err(damaged(found.place, "the extent ends before its records do"));
+                    return Err(damaged(
+                        found.place,
+                        "the extent ends before its records do",
+                    ));
                 }
                 self.found.push(found);
                 return Ok(WalkStep::Read(read));
@@ -116,8 +123,12 @@ impl ReadWalk {
         if !place.is_some() {
             return Err(damaged(place, "the chain of extents ends too early"));
         }
-        let Some(at) = self.in_window(place, 0) else { return Ok(Some(header_window(place))) };
-        let Some((_, window)) = &self.window else { return Ok(Some(header_window(place))) };
+        let Some(at) = self.in_window(place, 0) else {
+            return Ok(Some(header_window(place)));
+        };
+        let Some((_, window)) = &self.window else {
+            return Ok(Some(header_window(place)));
+        };
         let bytes = window.slice(at..);
         let header = match ExtentHeader::decode(&bytes) {
             Ok(header) => header,
@@ -127,7 +138,10 @@ impl ReadWalk {
             Err(_) => return Err(damaged(place, "an extent header is not readable")),
         };
         if header.log != self.log || header.kind != ExtentKind::Records {
-            return Err(damaged(place, "an extent of another log is where this log's should be"));
+            return Err(damaged(
+                place,
+                "an extent of another log is where this log's should be",
+            ));
         }
         self.hops += 1;
         if self.hops > HOPS_MAX {
@@ -138,9 +152,18 @@ impl ReadWalk {
             let total = header.total_len();
             // Small extents are copied out, so that a chain of them does not hold a window each.
             let kept = (bytes.len() >= total).then(|| {
-                if total < ALIGN { Bytes::copy_from_slice(&bytes[..total]) } else { bytes.slice(..total) }
+                if total < ALIGN {
+                    Bytes::copy_from_slice(&bytes[..total])
+                } else {
+                    bytes.slice(..total)
+                }
             });
-            self.found.push(Found { place, header, cap: self.cap, bytes: kept });
+            self.found.push(Found {
+                place,
+                header,
+                cap: self.cap,
+                bytes: kept,
+            });
             self.cap = header.first_offset;
             self.forward = header.first_offset <= self.from;
         }
@@ -167,7 +190,9 @@ impl ReadWalk {
         }
         let total = found.header.total_len();
         let at = self.in_window(found.place, total)?;
-        self.window.as_ref().map(|(_, window)| window.slice(at..at + total))
+        self.window
+            .as_ref()
+            .map(|(_, window)| window.slice(at..at + total))
     }
 
     /// Takes the wanted records of one extent; false when enough were gathered.
@@ -175,7 +200,10 @@ impl ReadWalk {
         let mut at = found.header.records_at();
         let end = found.header.end_offset().min(found.cap);
         if found.header.first_offset > self.batch.next_offset {
-            return Err(damaged(found.place, "records are missing before this extent"));
+            return Err(damaged(
+                found.place,
+                "records are missing before this extent",
+            ));
         }
         let mut offset = found.header.first_offset;
         while offset < end {
@@ -185,7 +213,8 @@ impl ReadWalk {
             } else {
                 record::skip(bytes, at)
             };
-            let span = span.map_err(|_| damaged(found.place, "a record does not match its checksum"))?;
+            let span =
+                span.map_err(|_| damaged(found.place, "a record does not match its checksum"))?;
             if wanted {
                 let len = span.end - span.start;
                 if self.payload_bytes + len > self.max_bytes && !self.batch.records.is_empty() {
@@ -224,5 +253,10 @@ fn header_window(place: Place) -> WantedRead {
 fn whole_extent(found: &Found) -> WantedRead {
     let position = u64::from(found.place.position) / ALIGN as u64 * ALIGN as u64;
     let end = align_up(u64::from(found.place.position) + found.header.total_len() as u64);
-    WantedRead { core: found.place.core, segment: found.place.segment, position, len: end - position }
+    WantedRead {
+        core: found.place.core,
+        segment: found.place.segment,
+        position,
+        len: end - position,
+    }
 }

@@ -73,7 +73,8 @@ impl ExtentHeader {
 
     /// One past the last offset.
     pub fn end_offset(&self) -> u64 {
-        self.first_offset.saturating_add(u64::from(self.record_count))
+        self.first_offset
+            .saturating_add(u64::from(self.record_count))
     }
 
     /// Writes the header; the name must already lie behind it, because the checksum covers it.
@@ -131,7 +132,11 @@ impl ExtentHeader {
             records_len: get_u32(bytes, 56),
             name_len,
         };
-        if header.first_offset.checked_add(u64::from(header.record_count)).is_none() {
+        if header
+            .first_offset
+            .checked_add(u64::from(header.record_count))
+            .is_none()
+        {
             return Err(HeaderFault::Field);
         }
         Ok(header)
@@ -147,7 +152,10 @@ impl ExtentHeader {
 
 fn checksum(bytes: &[u8], name_len: usize) -> u32 {
     let fixed = crc32c::crc32c(&bytes[..CRC_AT]);
-    crc32c::crc32c_append(fixed, &bytes[EXTENT_HEADER_BYTES..EXTENT_HEADER_BYTES + name_len])
+    crc32c::crc32c_append(
+        fixed,
+        &bytes[EXTENT_HEADER_BYTES..EXTENT_HEADER_BYTES + name_len],
+    )
 }
 
 #[cfg(test)]
@@ -171,7 +179,11 @@ mod tests {
             first_offset: 100,
             generation: 3,
             time_us: 55,
-            prev: Place { segment: 8, position: 4224, core: 2 },
+            prev: Place {
+                segment: 8,
+                position: 4224,
+                core: 2,
+            },
             record_count: 4,
             records_len: 400,
             name_len: raw.len() as u16,

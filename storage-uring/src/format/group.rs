@@ -6,7 +6,8 @@
 //! cut permanent.
 
 use super::{
-    get_u16, get_u32, get_u64, put_u16, put_u32, put_u64, zero_sectors, DataUuid, HeaderFault, ALIGN, FORMAT_VERSION,
+    get_u16, get_u32, get_u64, put_u16, put_u32, put_u64, zero_sectors, DataUuid, HeaderFault,
+    ALIGN, FORMAT_VERSION,
 };
 
 /// First eight bytes of a live group.
@@ -58,7 +59,11 @@ impl GroupHeader {
         let used = self.used_len as usize;
         self.body_crc = crc32c::crc32c(&group[GROUP_HEADER_BYTES..used]);
         // The header's own sector starts with the magic and is never zero, whatever follows it.
-        self.zero_sectors = if used > super::SECTOR { zero_sectors(&group[super::SECTOR..used]) } else { 0 };
+        self.zero_sectors = if used > super::SECTOR {
+            zero_sectors(&group[super::SECTOR..used])
+        } else {
+            0
+        };
         self.encode(uuid, group);
         self
     }
@@ -208,7 +213,10 @@ mod tests {
             assert!(GroupHeader::decode(&UUID, &bad).is_err(), "bit {bit}");
             assert!(resembles_header(&bad, 4, 77), "bit {bit}");
         }
-        assert_eq!(GroupHeader::decode(&[1; 16], &bytes), Err(HeaderFault::Checksum));
+        assert_eq!(
+            GroupHeader::decode(&[1; 16], &bytes),
+            Err(HeaderFault::Checksum)
+        );
     }
 
     #[test]
@@ -227,9 +235,14 @@ mod tests {
     #[test]
     fn legitimate_zero_sectors_are_not_evidence() {
         let mut bytes = vec![0u8; 8192];
-        let header =
-            GroupHeader { total_len: 8192, used_len: 8000, segment: 1, group: 1, ..GroupHeader::default() }
-                .seal(&UUID, &mut bytes);
+        let header = GroupHeader {
+            total_len: 8192,
+            used_len: 8000,
+            segment: 1,
+            group: 1,
+            ..GroupHeader::default()
+        }
+        .seal(&UUID, &mut bytes);
         assert_eq!(header.zero_sectors, 15);
         assert!(header.body_matches(&bytes));
         let mut flipped = bytes.clone();

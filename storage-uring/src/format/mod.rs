@@ -99,7 +99,11 @@ pub struct Place {
 
 impl Place {
     /// "No earlier extent".
-    pub const NONE: Place = Place { segment: 0, position: 0, core: 0 };
+    pub const NONE: Place = Place {
+        segment: 0,
+        position: 0,
+        core: 0,
+    };
 
     /// Whether this is a place at all.
     pub fn is_some(self) -> bool {

@@ -20,7 +20,13 @@ pub enum RecordFault {
 }
 
 /// Appends a record into `out`, which must have room, and returns the bytes used.
-pub fn encode(out: &mut [u8], log: LogId, offset: u64, time_delta_us: u32, payload: &[u8]) -> usize {
+pub fn encode(
+    out: &mut [u8],
+    log: LogId,
+    offset: u64,
+    time_delta_us: u32,
+    payload: &[u8],
+) -> usize {
     let total = RECORD_HEADER_BYTES + payload.len();
     put_u32(out, 0, payload.len() as u32);
     out[8] = RECORD_KIND_PAYLOAD;
@@ -60,14 +66,20 @@ pub fn decode(bytes: &[u8], at: usize, log: LogId, offset: u64) -> Result<Record
 
 /// The span of the record at `at`, unchecked; used to step over records nobody asked for.
 pub fn skip(bytes: &[u8], at: usize) -> Result<RecordSpan, RecordFault> {
-    let header = bytes.get(at..at + RECORD_HEADER_BYTES).ok_or(RecordFault::Short)?;
+    let header = bytes
+        .get(at..at + RECORD_HEADER_BYTES)
+        .ok_or(RecordFault::Short)?;
     let len = get_u32(header, 0) as usize;
     let start = at + RECORD_HEADER_BYTES;
     let end = start.checked_add(len).ok_or(RecordFault::Short)?;
     if end > bytes.len() {
         return Err(RecordFault::Short);
     }
-    Ok(RecordSpan { start, end, time_delta_us: get_u32(header, 12) })
+    Ok(RecordSpan {
+        start,
+        end,
+        time_delta_us: get_u32(header, 12),
+    })
 }
 
 fn checksum(record: &[u8], log: LogId, offset: u64) -> u32 {

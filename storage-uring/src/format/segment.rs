@@ -1,6 +1,9 @@
 //! The 4096-byte header at the start of every segment file.
 
-use super::{get_u16, get_u32, get_u64, put_u16, put_u32, put_u64, DataUuid, HeaderFault, ALIGN, FORMAT_VERSION};
+use super::{
+    get_u16, get_u32, get_u64, put_u16, put_u32, put_u64, DataUuid, HeaderFault, ALIGN,
+    FORMAT_VERSION,
+};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FXLSEG01");
 const CRC_AT: usize = ALIGN - 4;
@@ -83,7 +86,14 @@ mod tests {
     use super::*;
 
     fn sample() -> SegmentHeader {
-        SegmentHeader { uuid: [7; 16], core: 3, core_count: 4, seq: 9, boot_epoch: 2, segment_bytes: 64 << 20 }
+        SegmentHeader {
+            uuid: [7; 16],
+            core: 3,
+            core_count: 4,
+            seq: 9,
+            boot_epoch: 2,
+            segment_bytes: 64 << 20,
+        }
     }
 
     #[test]
@@ -95,7 +105,10 @@ mod tests {
             bad[bit / 8] ^= 1 << (bit % 8);
             assert!(SegmentHeader::decode(&bad).is_err(), "bit {bit}");
         }
-        assert_eq!(SegmentHeader::decode(&block[..100]), Err(HeaderFault::Short));
+        assert_eq!(
+            SegmentHeader::decode(&block[..100]),
+            Err(HeaderFault::Short)
+        );
     }
 
     #[test]

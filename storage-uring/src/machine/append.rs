@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::group::{GroupLists, OpenGroup, Waiter};
+use super::group::{ExtentStart, GroupLists, OpenGroup, Waiter};
 use super::logs::LogRef;
 use super::{CommitMachine, Completion, Health};
 use crate::error::AppendError;
@@ -60,7 +60,11 @@ impl CommitMachine {
             }
         }
         let range = first..self.logs.get(log).tail;
-        self.wait_for_newest(Waiter { token, log, range: range.clone() });
+        self.wait_for_newest(Waiter {
+            token,
+            log,
+            range: range.clone(),
+        });
         Ok(range)
     }
 
@@ -78,18 +82,35 @@ impl CommitMachine {
         self.check_fits(log, std::iter::once(&[][..]))?;
         let (kind, offset) = event.parts();
         let state = self.logs.get(log);
-        if !matches!(event, ControlEvent::Place(_)) && !(state.base..=state.tail).contains(&offset) {
+        if !matches!(event, ControlEvent::Place(_)) && !(state.base..=state.tail).contains(&offset)
+        {
             return Err(AppendError::OutOfRange);
         }
-        self.ensure_room(log, generation, now_us, EXTENT_HEADER_BYTES + state_name_bytes(self, log));
+        self.ensure_room(
+            log,
+            generation,
+            now_us,
+            EXTENT_HEADER_BYTES + state_name_bytes(self, log),
+        );
         if let Some(open) = self.open.as_mut() {
             let bytes = self.writer.tail();
-            open.start_extent(bytes, &mut self.logs, log, kind, offset, generation, time_us);
+            let start = ExtentStart {
+                log,
+                kind,
+                first_offset: offset,
+                generation,
+                time_us,
+            };
+            open.start_extent(bytes, &mut self.logs, start);
         }
         if !matches!(event, ControlEvent::Base(_)) {
             self.logs.get_mut(log).tail = offset;
         }
-        self.wait_for_newest(Waiter { token, log, range: offset..offset });
+        self.wait_for_newest(Waiter {
+            token,
+            log,
+            range: offset..offset,
+        });
         Ok(())
     }
 
@@ -128,7 +149,10 @@ impl CommitMachine {
         let mut total = 0usize;
         for payload in payloads {
             if payload.len() > limit {
-                return Err(AppendError::TooLarge { bytes: payload.len() as u64, limit: limit as u64 });
+                return Err(AppendError::TooLarge {
+                    bytes: payload.len() as u64,
+                    limit: limit as u64,
+                });
             }
             total += payload.len() + RECORD_HEADER_BYTES;
         }
@@ -148,13 +172,17 @@ impl CommitMachine {
     }
 
     fn largest_payload(&self, log: LogRef) -> usize {
-        let overhead = GROUP_HEADER_BYTES + EXTENT_HEADER_BYTES + state_name_bytes(self, log) + RECORD_HEADER_BYTES;
+        let overhead = GROUP_HEADER_BYTES
+            + EXTENT_HEADER_BYTES
+            + state_name_bytes(self, log)
+            + RECORD_HEADER_BYTES;
         (self.config.segment_bytes - SEGMENT_HEADER_BYTES) as usize - overhead - ALIGN
     }
 
     /// Bytes that fit the segments at hand behind what is planned already.
     fn room_in_segments(&self) -> u64 {
-        let last = self.current.as_ref().map_or(0, |current| current.ordinal) + self.ready.len() as u64;
+        let last =
+            self.current.as_ref().map_or(0, |current| current.ordinal) + self.ready.len() as u64;
         let (ordinal, position) = match &self.open {
             Some(open) => (open.ordinal, open.position + open.used as u64),
             None => self.plan,
@@ -175,7 +203,8 @@ impl CommitMachine {
             }
             self.close_open();
         }
-        let least = GROUP_HEADER_BYTES + EXTENT_HEADER_BYTES + state_name_bytes(self, log) + record_len;
+        let least =
+            GROUP_HEADER_BYTES + EXTENT_HEADER_BYTES + state_name_bytes(self, log) + record_len;
         self.open_group(now_us, least);
     }
 
@@ -190,11 +219,16 @@ impl CommitMachine {
         // A sliver of slab would only make small commits; an eighth of a commit is worth having.
         let wanted = (padded as usize).max(self.config.commit_max_bytes / 8);
         if self.writer.room() < wanted {
-            let fresh = if wanted > self.pool.slab_bytes() { SlabWriter::new(wanted) } else { self.pool.take() };
+            let fresh = if wanted > self.pool.slab_bytes() {
+                SlabWriter::new(wanted)
+            } else {
+                self.pool.take()
+            };
             let full = std::mem::replace(&mut self.writer, fresh);
             self.pool.retire(full);
         }
-        let in_segment = usize::try_from(self.config.segment_bytes - position).unwrap_or(usize::MAX);
+        let in_segment =
+            usize::try_from(self.config.segment_bytes - position).unwrap_or(usize::MAX);
         let limit = self.config.commit_max_bytes.max(padded as usize);
         let capacity = self.writer.room().min(in_segment).min(limit);
         let lists = self.spare_lists.pop().unwrap_or_default();

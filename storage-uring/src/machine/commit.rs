@@ -29,9 +29,25 @@ impl CommitMachine {
     }
 
     /// A write finished.
-    pub fn on_write_done(&mut self, id: IoId, asked: &Action, result: Result<usize, i32>, now_us: u64) {
-        let Some(at) = self.flight_index(id) else { return };
-        let Action::Write { segment, position, data, .. } = asked else { return };
+    pub fn on_write_done(
+        &mut self,
+        id: IoId,
+        asked: &Action,
+        result: Result<usize, i32>,
+        now_us: u64,
+    ) {
+        let Some(at) = self.flight_index(id) else {
+            return;
+        };
+        let Action::Write {
+            segment,
+            position,
+            data,
+            ..
+        } = asked
+        else {
+            return;
+        };
         match result {
             Ok(stored) if stored >= data.len() => {
                 self.flights[at].parts_left -= 1;
@@ -42,7 +58,11 @@ impl CommitMachine {
             Ok(stored) => {
                 self.stats.short_writes += 1;
                 let flight = &mut self.flights[at];
-                flight.zero_writes = if stored == 0 { flight.zero_writes + 1 } else { 0 };
+                flight.zero_writes = if stored == 0 {
+                    flight.zero_writes + 1
+                } else {
+                    0
+                };
                 if flight.zero_writes > ZERO_WRITES_MAX {
                     self.undo_from(at);
                     return;
@@ -51,11 +71,21 @@ impl CommitMachine {
                 let done = stored - stored % ALIGN;
                 let rest = data.part(done, data.len() - done);
                 let (segment, position) = (*segment, position + done as u64);
-                self.outbox.push_back(Action::Write { id, segment, position, data: rest });
+                self.outbox.push_back(Action::Write {
+                    id,
+                    segment,
+                    position,
+                    data: rest,
+                });
             }
             Err(libc::EINTR | libc::EAGAIN) => {
                 let (segment, position, data) = (*segment, *position, data.clone());
-                self.outbox.push_back(Action::Write { id, segment, position, data });
+                self.outbox.push_back(Action::Write {
+                    id,
+                    segment,
+                    position,
+                    data,
+                });
             }
             Err(libc::ENOSPC | libc::EDQUOT) => self.undo_from(at),
             Err(errno) => self.fail_sync("write", errno),
@@ -64,7 +94,9 @@ impl CommitMachine {
 
     /// A flush finished.
     pub fn on_flush_done(&mut self, id: IoId, result: Result<(), i32>, now_us: u64) {
-        let Some(at) = self.flight_index(id) else { return };
+        let Some(at) = self.flight_index(id) else {
+            return;
+        };
         match result {
             Ok(()) => self.on_flight_durable(at, now_us),
             Err(errno) => self.fail_sync("flush", errno),
@@ -76,7 +108,9 @@ impl CommitMachine {
         if let Some(action) = self.outbox.pop_front() {
             return Some(action);
         }
-        if matches!(self.health, Health::Failed(_)) || self.flights.len() >= self.config.commits_in_flight {
+        if matches!(self.health, Health::Failed(_))
+            || self.flights.len() >= self.config.commits_in_flight
+        {
             return None;
         }
         if self.close_requested && self.is_idle() && !self.closed {
@@ -111,7 +145,11 @@ impl CommitMachine {
         if matches!(self.health, Health::Failed(_)) {
             return;
         }
-        tracing::error!(core = self.config.core, reason, "core log failed; writes are refused until a restart");
+        tracing::error!(
+            core = self.config.core,
+            reason,
+            "core log failed; writes are refused until a restart"
+        );
         self.health = Health::Failed(reason);
         self.outbox.clear();
         let undone = self.take_groups_from(0);
@@ -132,7 +170,11 @@ impl CommitMachine {
 
     /// Moves on to the segment with this ordinal; false when it is not there yet.
     fn enter_segment(&mut self, ordinal: u64, now_us: u64) -> bool {
-        while self.current.as_ref().is_none_or(|current| current.ordinal < ordinal) {
+        while self
+            .current
+            .as_ref()
+            .is_none_or(|current| current.ordinal < ordinal)
+        {
             let Some(next) = self.ready.pop_front() else {
                 if self.waiting_for_segment_since_us.is_none() {
                     self.waiting_for_segment_since_us = Some(now_us);
@@ -140,17 +182,33 @@ impl CommitMachine {
                 }
                 return false;
             };
-            let next_ordinal = self.current.as_ref().map_or(1, |current| current.ordinal + 1);
-            if let Some(done) = self.current.replace(CurrentSegment { seq: next.seq, ordinal: next_ordinal }) {
-                self.outbox.push_back(Action::SegmentDone { segment: done.seq });
+            let next_ordinal = self
+                .current
+                .as_ref()
+                .map_or(1, |current| current.ordinal + 1);
+            if let Some(done) = self.current.replace(CurrentSegment {
+                seq: next.seq,
+                ordinal: next_ordinal,
+            }) {
+                self.outbox
+                    .push_back(Action::SegmentDone { segment: done.seq });
             }
         }
         true
     }
 
     fn seal(&mut self, mut closed: ClosedGroup, now_us: u64) {
-        let Some(CurrentSegment { seq: segment, ordinal }) = self.current else { return };
-        assert_eq!(ordinal, closed.ordinal, "INV-S3: a group goes where it was planned");
+        let Some(CurrentSegment {
+            seq: segment,
+            ordinal,
+        }) = self.current
+        else {
+            return;
+        };
+        assert_eq!(
+            ordinal, closed.ordinal,
+            "INV-S3: a group goes where it was planned"
+        );
         closed.place_extents(&mut self.logs, self.config.core, segment);
         let total_len = closed.total_len();
         let header = GroupHeader {
@@ -164,7 +222,11 @@ impl CommitMachine {
             prev_end: self.sealed_end.1,
             extents: closed.lists.extents.len() as u32,
             records: closed.records,
-            time_us: closed.lists.extents.first().map_or(0, |extent| extent.time_us),
+            time_us: closed
+                .lists
+                .extents
+                .first()
+                .map_or(0, |extent| extent.time_us),
             core: self.config.core,
             flags: closed.flags,
             ..GroupHeader::default()
@@ -199,7 +261,10 @@ impl CommitMachine {
         while at < len {
             let part = flight.region.part(at, step.min(len - at));
             self.outbox.push_back(Action::Write {
-                id: IoId { serial: flight.serial, part: flight.parts_left },
+                id: IoId {
+                    serial: flight.serial,
+                    part: flight.parts_left,
+                },
                 segment: flight.segment,
                 position: flight.position + at as u64,
                 data: part,
@@ -211,14 +276,22 @@ impl CommitMachine {
     }
 
     fn flight_index(&self, id: IoId) -> Option<usize> {
-        self.flights.iter().position(|flight| flight.serial == id.serial)
+        self.flights
+            .iter()
+            .position(|flight| flight.serial == id.serial)
     }
 
     fn on_parts_written(&mut self, at: usize, now_us: u64) {
         if self.config.flush_after_write {
             let flight = &self.flights[at];
-            let id = IoId { serial: flight.serial, part: FLUSH_PART };
-            self.outbox.push_back(Action::Flush { id, segment: flight.segment });
+            let id = IoId {
+                serial: flight.serial,
+                part: FLUSH_PART,
+            };
+            self.outbox.push_back(Action::Flush {
+                id,
+                segment: flight.segment,
+            });
         } else {
             self.on_flight_durable(at, now_us);
         }
@@ -234,7 +307,11 @@ impl CommitMachine {
     }
 
     fn acknowledge(&mut self, mut flight: Flight, now_us: u64) {
-        assert_eq!(flight.group, self.durable_group + 1, "INV-S1: groups become durable in order");
+        assert_eq!(
+            flight.group,
+            self.durable_group + 1,
+            "INV-S1: groups become durable in order"
+        );
         self.durable_group = flight.group;
         self.queued_bytes = self.queued_bytes.saturating_sub(flight.region.len());
         self.closed |= flight.flags & crate::format::group::GROUP_FLAG_CLOSE != 0;
@@ -252,23 +329,34 @@ impl CommitMachine {
             });
         }
         let spare = &mut self.spare_lists;
-        self.recent.push(flight.serial, flight.region, flight.lists, &mut self.logs, |mut lists| {
-            if spare.len() < 64 {
-                lists.extents.clear();
-                lists.waiters.clear();
-                spare.push(lists);
-            }
-        });
+        self.recent.push(
+            flight.serial,
+            flight.region,
+            flight.lists,
+            &mut self.logs,
+            |mut lists| {
+                if spare.len() < 64 {
+                    lists.extents.clear();
+                    lists.waiters.clear();
+                    spare.push(lists);
+                }
+            },
+        );
     }
 
     fn count(&mut self, flight: &Flight, now_us: u64) {
         let spent_us = now_us.saturating_sub(flight.started_us);
-        let record_bytes: u64 = flight.lists.extents.iter().map(|extent| u64::from(extent.records_len)).sum();
+        let record_bytes: u64 = flight
+            .lists
+            .extents
+            .iter()
+            .map(|extent| u64::from(extent.records_len))
+            .sum();
         self.stats.commits += 1;
         self.stats.committed_bytes += flight.region.len() as u64;
         self.stats.records += u64::from(flight.records);
-        self.stats.payload_bytes +=
-            record_bytes - u64::from(flight.records) * crate::format::record::RECORD_HEADER_BYTES as u64;
+        self.stats.payload_bytes += record_bytes
+            - u64::from(flight.records) * crate::format::record::RECORD_HEADER_BYTES as u64;
         self.stats.commit_us_sum += spent_us;
         self.stats.commit_us_max = self.stats.commit_us_max.max(spent_us);
     }
@@ -279,7 +367,9 @@ impl CommitMachine {
             ExtentKind::Records => {
                 state.durable_tail = extent.first_offset + u64::from(extent.record_count);
                 let bytes = u64::from(extent.records_len);
-                state.index.on_extent(extent.first_offset, extent.place, extent.prev, bytes);
+                state
+                    .index
+                    .on_extent(extent.first_offset, extent.place, extent.prev, bytes);
             }
             ExtentKind::Truncate => {
                 state.durable_tail = extent.first_offset;
@@ -324,9 +414,14 @@ impl CommitMachine {
                 Action::SegmentDone { .. } => true,
             });
         }
-        self.plan = self.sealed_plan.max((current_ordinal, SEGMENT_HEADER_BYTES));
+        self.plan = self
+            .sealed_plan
+            .max((current_ordinal, SEGMENT_HEADER_BYTES));
         let undone = self.take_groups_from(at);
-        self.stats.refused_disk_full += undone.iter().map(|lists| lists.waiters.len() as u64).sum::<u64>();
+        self.stats.refused_disk_full += undone
+            .iter()
+            .map(|lists| lists.waiters.len() as u64)
+            .sum::<u64>();
         self.answer_all(undone, CommitError::DiskFull);
         self.queued_bytes = self.flights.iter().map(|flight| flight.region.len()).sum();
         self.waiting_for_segment_since_us = None;
@@ -334,11 +429,19 @@ impl CommitMachine {
 
     /// Removes flights from `at` on, the queue and the open group, and puts tails back, newest first.
     fn take_groups_from(&mut self, at: usize) -> Vec<GroupLists> {
-        let mut undone: Vec<GroupLists> = self.flights.drain(at..).map(|flight| flight.lists).collect();
+        let mut undone: Vec<GroupLists> = self
+            .flights
+            .drain(at..)
+            .map(|flight| flight.lists)
+            .collect();
         undone.extend(self.queue.drain(..).map(|closed| closed.lists));
         undone.extend(self.open.take().map(|open| open.lists));
         self.open_counted = 0;
-        for extent in undone.iter().rev().flat_map(|lists| lists.extents.iter().rev()) {
+        for extent in undone
+            .iter()
+            .rev()
+            .flat_map(|lists| lists.extents.iter().rev())
+        {
             let state = self.logs.get_mut(extent.log);
             state.tail = extent.tail_before;
             state.generation = extent.generation_before;

@@ -38,6 +38,16 @@ pub(crate) struct ExtentMeta {
     pub prev: Place,
 }
 
+/// What a new extent is about.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExtentStart {
+    pub log: LogRef,
+    pub kind: ExtentKind,
+    pub first_offset: u64,
+    pub generation: u64,
+    pub time_us: u64,
+}
+
 /// Somebody waiting for an append to become durable.
 #[derive(Debug, Clone)]
 pub(crate) struct Waiter {
@@ -78,8 +88,23 @@ pub(crate) struct ClosedGroup {
 }
 
 impl OpenGroup {
-    pub fn new(ordinal: u64, position: u64, capacity: usize, opened_us: u64, lists: GroupLists) -> Self {
-        Self { ordinal, position, capacity, used: GROUP_HEADER_BYTES, records: 0, opened_us, flags: 0, lists }
+    pub fn new(
+        ordinal: u64,
+        position: u64,
+        capacity: usize,
+        opened_us: u64,
+        lists: GroupLists,
+    ) -> Self {
+        Self {
+            ordinal,
+            position,
+            capacity,
+            used: GROUP_HEADER_BYTES,
+            records: 0,
+            opened_us,
+            flags: 0,
+            lists,
+        }
     }
 
     /// Bytes a record of `record_len` (header included) of `log` would add.
@@ -109,16 +134,14 @@ impl OpenGroup {
     }
 
     /// Starts an extent and copies the name if this segment does not have it yet.
-    pub fn start_extent(
-        &mut self,
-        bytes: &mut [u8],
-        logs: &mut LogTable,
-        log: LogRef,
-        kind: ExtentKind,
-        first_offset: u64,
-        generation: u64,
-        time_us: u64,
-    ) {
+    pub fn start_extent(&mut self, bytes: &mut [u8], logs: &mut LogTable, start: ExtentStart) {
+        let ExtentStart {
+            log,
+            kind,
+            first_offset,
+            generation,
+            time_us,
+        } = start;
         let name_len = self.name_len(logs, log);
         let state = logs.get_mut(log);
         let at = self.used;
@@ -159,10 +182,20 @@ impl OpenGroup {
         let record_len = record::RECORD_HEADER_BYTES + payload.len();
         let offset = logs.get(log).tail;
         if !self.continues(log, generation, record_len) {
-            self.start_extent(bytes, logs, log, ExtentKind::Records, offset, generation, time_us);
+            let kind = ExtentKind::Records;
+            let start = ExtentStart {
+                log,
+                kind,
+                first_offset: offset,
+                generation,
+                time_us,
+            };
+            self.start_extent(bytes, logs, start);
         }
         let state = logs.get_mut(log);
-        let Some(extent) = self.lists.extents.last_mut() else { return };
+        let Some(extent) = self.lists.extents.last_mut() else {
+            return;
+        };
         let delta = u32::try_from(time_us.saturating_sub(extent.time_us)).unwrap_or(u32::MAX);
         self.used += record::encode(&mut bytes[self.used..], state.id, offset, delta, payload);
         extent.record_count += 1;
@@ -200,7 +233,11 @@ impl ClosedGroup {
         for extent in &mut self.lists.extents {
             let state = logs.get_mut(extent.log);
             extent.prev = state.last_sealed;
-            extent.place = Place { segment, position: (position + u64::from(extent.at)) as u32, core };
+            extent.place = Place {
+                segment,
+                position: (position + u64::from(extent.at)) as u32,
+                core,
+            };
             match extent.kind {
                 ExtentKind::Records => state.last_sealed = extent.place,
                 ExtentKind::Place => state.last_sealed = Place::NONE,

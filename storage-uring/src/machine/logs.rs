@@ -81,12 +81,18 @@ impl LogState {
 
     /// Cuts the in-memory extents at `offset`.
     pub fn truncate_recent(&mut self, offset: u64) {
-        while self.recent.back().is_some_and(|extent| extent.first_offset >= offset) {
+        while self
+            .recent
+            .back()
+            .is_some_and(|extent| extent.first_offset >= offset)
+        {
             self.recent.pop_back();
         }
         if let Some(last) = self.recent.back_mut() {
             let count = offset - last.first_offset;
-            last.record_count = last.record_count.min(u32::try_from(count).unwrap_or(u32::MAX));
+            last.record_count = last
+                .record_count
+                .min(u32::try_from(count).unwrap_or(u32::MAX));
         }
     }
 }
@@ -101,12 +107,17 @@ pub(crate) struct LogTable {
 impl LogTable {
     /// The log with this name if it is open; an error if another name has its id.
     pub fn find(&self, name: &LogName) -> Result<Option<LogRef>, LogError> {
-        let Some(log) = self.by_id.get(&name.id()).copied() else { return Ok(None) };
+        let Some(log) = self.by_id.get(&name.id()).copied() else {
+            return Ok(None);
+        };
         let held = &self.get(log).name;
         if **held == *name {
             Ok(Some(log))
         } else {
-            Err(LogError::IdCollision { log: name.to_string(), other: held.to_string() })
+            Err(LogError::IdCollision {
+                log: name.to_string(),
+                other: held.to_string(),
+            })
         }
     }
 
@@ -130,6 +141,7 @@ impl LogTable {
         &mut self.logs[log.0 as usize]
     }
 
+    #[cfg(feature = "runtime")]
     pub fn iter(&self) -> impl Iterator<Item = &LogState> {
         self.logs.iter()
     }

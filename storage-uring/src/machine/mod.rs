@@ -274,10 +274,12 @@ impl CommitMachine {
         self.logs.get(log).generation
     }
 
+    #[cfg(feature = "runtime")]
     pub(crate) fn log_state(&self, log: LogRef) -> &logs::LogState {
         self.logs.get(log)
     }
 
+    #[cfg(feature = "runtime")]
     pub(crate) fn each_log(&self) -> impl Iterator<Item = &logs::LogState> {
         self.logs.iter()
     }
@@ -354,6 +356,7 @@ impl CommitMachine {
         if state.damage.is_some() || from < state.base || from >= self.durable_tail(log) {
             return None;
         }
-        self.recent.read(state, from, self.durable_tail(log), max_bytes)
+        self.recent
+            .read(state, from, self.durable_tail(log), max_bytes)
     }
 }

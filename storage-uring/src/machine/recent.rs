@@ -26,7 +26,11 @@ pub(crate) struct RecentRing {
 
 impl RecentRing {
     pub fn new(limit_bytes: usize) -> Self {
-        Self { groups: VecDeque::new(), held_bytes: 0, limit_bytes }
+        Self {
+            groups: VecDeque::new(),
+            held_bytes: 0,
+            limit_bytes,
+        }
     }
 
     /// Keeps a group; returns the lists of groups that had to go, for reuse.
@@ -43,11 +47,16 @@ impl RecentRing {
             return;
         }
         while self.held_bytes + region.len() > self.limit_bytes {
-            let Some(oldest) = self.groups.pop_front() else { break };
+            let Some(oldest) = self.groups.pop_front() else {
+                break;
+            };
             self.held_bytes -= oldest.bytes.len();
             for extent in &oldest.lists.extents {
                 let recent = &mut logs.get_mut(extent.log).recent;
-                while recent.front().is_some_and(|front| front.group <= oldest.serial) {
+                while recent
+                    .front()
+                    .is_some_and(|front| front.group <= oldest.serial)
+                {
                     recent.pop_front();
                 }
                 if recent.is_empty() && recent.capacity() > 16 {
@@ -68,25 +77,47 @@ impl RecentRing {
             }
         }
         self.held_bytes += region.len();
-        self.groups.push_back(RecentGroup { serial, bytes: Bytes::from_owner(region), lists });
+        self.groups.push_back(RecentGroup {
+            serial,
+            bytes: Bytes::from_owner(region),
+            lists,
+        });
     }
 
     fn group(&self, serial: u64) -> Option<&Bytes> {
         let at = self.groups.partition_point(|group| group.serial < serial);
-        self.groups.get(at).filter(|group| group.serial == serial).map(|group| &group.bytes)
+        self.groups
+            .get(at)
+            .filter(|group| group.serial == serial)
+            .map(|group| &group.bytes)
     }
 
     /// Records `[from, tail)` as far as they are here and fit `max_bytes` (at least one record).
-    pub fn read(&self, log: &LogState, from: u64, tail: u64, max_bytes: usize) -> Option<ReadBatch> {
-        let first = log.recent.partition_point(|extent| extent.first_offset <= from).checked_sub(1)?;
-        let mut batch = ReadBatch { first_offset: from, records: Vec::new(), next_offset: from };
+    pub fn read(
+        &self,
+        log: &LogState,
+        from: u64,
+        tail: u64,
+        max_bytes: usize,
+    ) -> Option<ReadBatch> {
+        let first = log
+            .recent
+            .partition_point(|extent| extent.first_offset <= from)
+            .checked_sub(1)?;
+        let mut batch = ReadBatch {
+            first_offset: from,
+            records: Vec::new(),
+            next_offset: from,
+        };
         let mut bytes_left = max_bytes;
         for extent in log.recent.range(first..) {
             let end = (extent.first_offset + u64::from(extent.record_count)).min(tail);
             if extent.first_offset > batch.next_offset || end <= batch.next_offset {
                 break;
             }
-            let Some(group) = self.group(extent.group) else { break };
+            let Some(group) = self.group(extent.group) else {
+                break;
+            };
             if !take_records(group, extent, end, &mut bytes_left, &mut batch) {
                 break;
             }
@@ -107,7 +138,9 @@ fn take_records(
     let mut at = extent.records_at as usize;
     let mut offset = extent.first_offset;
     while offset < end {
-        let Ok(span) = record::skip(&group[..records_end], at) else { return false };
+        let Ok(span) = record::skip(&group[..records_end], at) else {
+            return false;
+        };
         if offset >= batch.next_offset {
             let len = span.end - span.start;
             if len > *bytes_left && !batch.records.is_empty() {

@@ -60,10 +60,15 @@ pub(crate) fn live_header(
 ) -> Result<Option<GroupHeader>, StorageError> {
     match GroupHeader::decode(uuid, bytes) {
         Ok(header) if header.segment == seq && header.core == core => Ok(Some(header)),
-        Err(HeaderFault::Version(found)) => {
-            Err(StorageError::UnknownVersion { file: file.to_owned(), found, known: FORMAT_VERSION })
-        }
-        Ok(_) | Err(HeaderFault::Short | HeaderFault::Magic | HeaderFault::Checksum | HeaderFault::Field) => Ok(None),
+        Err(HeaderFault::Version(found)) => Err(StorageError::UnknownVersion {
+            file: file.to_owned(),
+            found,
+            known: FORMAT_VERSION,
+        }),
+        Ok(_)
+        | Err(
+            HeaderFault::Short | HeaderFault::Magic | HeaderFault::Checksum | HeaderFault::Field,
+        ) => Ok(None),
     }
 }
 
@@ -87,7 +92,11 @@ pub(crate) fn find_group(
 }
 
 /// Sorts segments (ascending by sequence) into live, dead, unused and stray ones.
-pub(crate) fn link(uuid: &DataUuid, core: u16, inputs: Vec<SegmentInput>) -> Result<Chain, StorageError> {
+pub(crate) fn link(
+    uuid: &DataUuid,
+    core: u16,
+    inputs: Vec<SegmentInput>,
+) -> Result<Chain, StorageError> {
     let mut chain = Chain::default();
     let mut segments = Vec::new();
     for input in inputs {
@@ -139,10 +148,16 @@ fn open_segment(
     let len = window.len();
     let born = match SegmentHeader::decode(window.get(0, ALIGN)) {
         Err(HeaderFault::Version(found)) => {
-            return Err(StorageError::UnknownVersion { file, found, known: FORMAT_VERSION });
+            return Err(StorageError::UnknownVersion {
+                file,
+                found,
+                known: FORMAT_VERSION,
+            });
         }
         Ok(header) if header.uuid != *uuid => {
-            chain.strays.push((seq, "a segment of another data directory"));
+            chain
+                .strays
+                .push((seq, "a segment of another data directory"));
             return Ok(None);
         }
         Ok(header) if header.seq != seq || header.core != core => {
@@ -151,11 +166,22 @@ fn open_segment(
         }
         // A damaged header does no harm: every group names its segment itself.
         Ok(header) => Some((header.boot_epoch, header.core_count)),
-        Err(HeaderFault::Short | HeaderFault::Magic | HeaderFault::Checksum | HeaderFault::Field) => None,
+        Err(
+            HeaderFault::Short | HeaderFault::Magic | HeaderFault::Checksum | HeaderFault::Field,
+        ) => None,
     };
     let bytes = window.get(SEGMENT_HEADER_BYTES, GROUP_HEADER_BYTES);
     let first = live_header(uuid, core, seq, &file, bytes)?;
-    Ok(Some(Segment { seq, file, window, born, first, len, limit: None, after_gap: false }))
+    Ok(Some(Segment {
+        seq,
+        file,
+        window,
+        born,
+        first,
+        len,
+        limit: None,
+        after_gap: false,
+    }))
 }
 
 /// Whether a segment without newer live ones has anything to say: a group, or bytes that were one.

@@ -51,7 +51,10 @@ impl Chapters {
     fn events(&mut self, log: LogId, epoch: u64) -> &mut Vec<ScanEvent> {
         let chapters = self.logs.entry(log).or_default();
         if chapters.last().is_none_or(|chapter| chapter.epoch != epoch) {
-            chapters.push(Chapter { epoch, events: Vec::new() });
+            chapters.push(Chapter {
+                epoch,
+                events: Vec::new(),
+            });
         }
         let last = chapters.len() - 1;
         &mut chapters[last].events
@@ -70,7 +73,8 @@ impl Chapters {
 
     /// Notes lost records of a known log.
     pub fn on_damaged(&mut self, log: LogId, epoch: u64, detail: &Arc<str>) {
-        self.events(log, epoch).push(ScanEvent::Damaged(Arc::clone(detail)));
+        self.events(log, epoch)
+            .push(ScanEvent::Damaged(Arc::clone(detail)));
     }
 
     /// Notes that any log of this epoch may have lost records.
@@ -87,7 +91,8 @@ fn on_records(events: &mut Vec<ScanEvent>, header: &ExtentHeader, place: Place) 
     let bytes = u64::from(header.records_len);
     if let Some(ScanEvent::Run(run)) = events.last_mut() {
         if run.end == header.first_offset {
-            run.index.on_extent(header.first_offset, place, header.prev, bytes);
+            run.index
+                .on_extent(header.first_offset, place, header.prev, bytes);
             run.end = header.end_offset();
             run.generation = run.generation.max(header.generation);
             return;
@@ -99,7 +104,8 @@ fn on_records(events: &mut Vec<ScanEvent>, header: &ExtentHeader, place: Place) 
         generation: header.generation,
         index: LogIndex::default(),
     };
-    run.index.on_extent(header.first_offset, place, header.prev, bytes);
+    run.index
+        .on_extent(header.first_offset, place, header.prev, bytes);
     events.push(ScanEvent::Run(run));
 }
 
@@ -129,8 +135,16 @@ impl Assembly {
     }
 
     fn placed(offset: u64, generation: u64) -> Self {
-        let seed = LogSeed { base: offset, tail: offset, generation, ..LogSeed::default() };
-        Self { seed, ..Self::default() }
+        let seed = LogSeed {
+            base: offset,
+            tail: offset,
+            generation,
+            ..LogSeed::default()
+        };
+        Self {
+            seed,
+            ..Self::default()
+        }
     }
 
     fn apply_run(&mut self, run: Run) {
@@ -138,7 +152,8 @@ impl Assembly {
             // Nothing is missing, so the loss before was of other logs.
             self.suspect = None;
         } else {
-            self.gaps.push((self.seed.tail.min(run.first), run.first.max(self.seed.tail)));
+            self.gaps
+                .push((self.seed.tail.min(run.first), run.first.max(self.seed.tail)));
         }
         self.seed.tail = run.end;
         self.seed.generation = self.seed.generation.max(run.generation);
@@ -152,10 +167,14 @@ impl Assembly {
         self.seed.damage = match (self.damage, gap, self.suspect) {
             (Some(detail), _, _) => Some(detail),
             (None, Some((from, to)), suspect) => {
-                let why = suspect.map(|detail| format!(" ({detail})")).unwrap_or_default();
+                let why = suspect
+                    .map(|detail| format!(" ({detail})"))
+                    .unwrap_or_default();
                 Some(format!("records {from}..{to} are missing{why}").into())
             }
-            (None, None, Some(detail)) => Some(format!("records may be missing at the end: {detail}").into()),
+            (None, None, Some(detail)) => {
+                Some(format!("records may be missing at the end: {detail}").into())
+            }
             (None, None, None) => None,
         };
         if self.seed.tail < base {
@@ -187,7 +206,11 @@ pub(crate) fn assemble(
         names.extend(chapters.names);
         for (log, chapters) in chapters.logs {
             let all = by_log.entry(log).or_default();
-            all.extend(chapters.into_iter().map(|chapter| (chapter.epoch, core, chapter.events)));
+            all.extend(
+                chapters
+                    .into_iter()
+                    .map(|chapter| (chapter.epoch, core, chapter.events)),
+            );
         }
     }
     by_log
@@ -196,7 +219,11 @@ pub(crate) fn assemble(
             pieces.sort_by_key(|(epoch, core, _)| (*epoch, *core));
             for loss in losses {
                 if may_have_lost(&pieces, loss, core_counts) {
-                    pieces.push((loss.epoch, loss.core, vec![ScanEvent::Suspect(Arc::clone(&loss.detail))]));
+                    pieces.push((
+                        loss.epoch,
+                        loss.core,
+                        vec![ScanEvent::Suspect(Arc::clone(&loss.detail))],
+                    ));
                 }
             }
             pieces.sort_by_key(|(epoch, core, _)| (*epoch, *core));
@@ -217,7 +244,11 @@ fn may_have_lost(pieces: &Pieces, loss: &UnknownLoss, core_counts: &HashMap<u64,
     if pieces.iter().any(|(epoch, _, _)| *epoch == loss.epoch) {
         return false;
     }
-    let Some((epoch, core, _)) = pieces.iter().rev().find(|(epoch, _, _)| *epoch < loss.epoch) else {
+    let Some((epoch, core, _)) = pieces
+        .iter()
+        .rev()
+        .find(|(epoch, _, _)| *epoch < loss.epoch)
+    else {
         // It first wrote later; a loss before that shows as a gap.
         return false;
     };

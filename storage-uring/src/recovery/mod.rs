@@ -20,8 +20,8 @@ use serde::Serialize;
 
 pub use chain::SegmentInput;
 pub use scan::{Cut, Damage, ScanCounts, SURVIVORS_MAX};
+pub(crate) use source::{open_for_reading, read_full, Window};
 pub use source::{FileSource, ImageSource, SegmentSource};
-pub(crate) use source::{open_for_reading, read_full};
 
 use crate::datadir::{sync_dir, DataDir, Layout, Meta};
 use crate::error::{LogError, StorageError};
@@ -91,8 +91,25 @@ pub fn recover(dir: &Path, threads: usize) -> Result<Arc<RecoveredSet>, StorageE
     let (mut report, logs) = put_together(data_dir.meta.boot_epoch, scans);
     report.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     log_report(&report);
-    let logs = logs.into_iter().map(|(id, (name, seed))| (id, RecoveredLog { name, seed, taken_by: None })).collect();
-    Ok(Arc::new(RecoveredSet { data_dir, report, ends, logs: Mutex::new(logs) }))
+    let logs = logs
+        .into_iter()
+        .map(|(id, (name, seed))| {
+            (
+                id,
+                RecoveredLog {
+                    name,
+                    seed,
+                    taken_by: None,
+                },
+            )
+        })
+        .collect();
+    Ok(Arc::new(RecoveredSet {
+        data_dir,
+        report,
+        ends,
+        logs: Mutex::new(logs),
+    }))
 }
 
 /// Logs of a directory as they are, without locking it or changing anything.
@@ -102,10 +119,16 @@ pub(crate) struct ReadOnlyLogs {
 }
 
 /// Scans a directory that may be in use.
-pub(crate) fn scan_read_only(layout: &Layout, threads: usize) -> Result<ReadOnlyLogs, StorageError> {
+pub(crate) fn scan_read_only(
+    layout: &Layout,
+    threads: usize,
+) -> Result<ReadOnlyLogs, StorageError> {
     let started = Instant::now();
     let Some(meta) = Meta::read(layout)? else {
-        return Ok(ReadOnlyLogs { report: RecoveryReport::default(), logs: HashMap::new() });
+        return Ok(ReadOnlyLogs {
+            report: RecoveryReport::default(),
+            logs: HashMap::new(),
+        });
     };
     let scans = scan_all(layout, &meta.uuid, threads)?;
     let (mut report, logs) = put_together(meta.boot_epoch, scans);
@@ -113,7 +136,11 @@ pub(crate) fn scan_read_only(layout: &Layout, threads: usize) -> Result<ReadOnly
     Ok(ReadOnlyLogs { report, logs })
 }
 
-fn scan_all(layout: &Layout, uuid: &DataUuid, threads: usize) -> Result<Vec<CoreScan>, StorageError> {
+fn scan_all(
+    layout: &Layout,
+    uuid: &DataUuid,
+    threads: usize,
+) -> Result<Vec<CoreScan>, StorageError> {
     let cores = layout.cores()?;
     let queue = Mutex::new(cores.iter().copied());
     let results = Mutex::new(Vec::new());
@@ -122,8 +149,12 @@ fn scan_all(layout: &Layout, uuid: &DataUuid, threads: usize) -> Result<Vec<Core
             scope.spawn(|| loop {
                 let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
                 let Some(core) = next else { break };
-                let scan = inputs(layout, core).and_then(|inputs| scan::scan_core(uuid, core, inputs));
-                results.lock().unwrap_or_else(PoisonError::into_inner).push(scan);
+                let scan =
+                    inputs(layout, core).and_then(|inputs| scan::scan_core(uuid, core, inputs));
+                results
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(scan);
             });
         }
     });
@@ -138,7 +169,11 @@ fn inputs(layout: &Layout, core: u16) -> Result<Vec<SegmentInput>, StorageError>
     for seq in layout.segments(core)? {
         let file = layout.segment(core, seq);
         match FileSource::open(&file) {
-            Ok(source) => inputs.push(SegmentInput { seq, file, source: Box::new(source) }),
+            Ok(source) => inputs.push(SegmentInput {
+                seq,
+                file,
+                source: Box::new(source),
+            }),
             // Recycled by a running broker since it was listed.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(StorageError::io("opening", file, error)),
@@ -169,14 +204,16 @@ fn settle(layout: &Layout, scan: &CoreScan, boot_epoch: u64) -> Result<(), Stora
     for (seq, _) in &scan.strays {
         let file = layout.segment(scan.core, *seq);
         let aside = file.with_extension(format!("stray-{boot_epoch}"));
-        std::fs::rename(&file, &aside).map_err(|error| StorageError::io("renaming", &file, error))?;
+        std::fs::rename(&file, &aside)
+            .map_err(|error| StorageError::io("renaming", &file, error))?;
     }
     for seq in scan.dead.iter().chain(&scan.unused) {
         let file = layout.segment(scan.core, *seq);
         std::fs::remove_file(&file).map_err(|error| StorageError::io("removing", &file, error))?;
     }
     for spare in layout.spares(scan.core)? {
-        std::fs::remove_file(&spare).map_err(|error| StorageError::io("removing", &spare, error))?;
+        std::fs::remove_file(&spare)
+            .map_err(|error| StorageError::io("removing", &spare, error))?;
     }
     let dir = layout.core(scan.core);
     sync_dir(&dir).map_err(|error| StorageError::io("syncing", dir, error))
@@ -185,7 +222,10 @@ fn settle(layout: &Layout, scan: &CoreScan, boot_epoch: u64) -> Result<(), Stora
 type Logs = HashMap<LogId, (Option<LogName>, LogSeed)>;
 
 fn put_together(boot_epoch: u64, scans: Vec<CoreScan>) -> (RecoveryReport, Logs) {
-    let mut report = RecoveryReport { boot_epoch, ..RecoveryReport::default() };
+    let mut report = RecoveryReport {
+        boot_epoch,
+        ..RecoveryReport::default()
+    };
     let mut cores = Vec::new();
     let mut losses = Vec::new();
     let mut core_counts = HashMap::new();
@@ -196,7 +236,11 @@ fn put_together(boot_epoch: u64, scans: Vec<CoreScan>) -> (RecoveryReport, Logs)
         report.counts.bytes += scan.counts.bytes;
         report.cuts.extend(scan.cuts);
         report.damages.extend(scan.damages);
-        report.strays.extend(scan.strays.iter().map(|(seq, why)| format!("core {} segment {seq}: {why}", scan.core)));
+        report.strays.extend(
+            scan.strays
+                .iter()
+                .map(|(seq, why)| format!("core {} segment {seq}: {why}", scan.core)),
+        );
         losses.extend(scan.losses);
         core_counts.extend(scan.core_counts);
         cores.push((scan.core, scan.chapters));
@@ -205,7 +249,9 @@ fn put_together(boot_epoch: u64, scans: Vec<CoreScan>) -> (RecoveryReport, Logs)
     report.logs = logs.len() as u64;
     for (id, (name, seed)) in &logs {
         if let Some(detail) = &seed.damage {
-            let text = name.as_ref().map_or_else(|| format!("log {:016x}", id.0), LogName::to_string);
+            let text = name
+                .as_ref()
+                .map_or_else(|| format!("log {:016x}", id.0), LogName::to_string);
             report.refused.push((text, detail.to_string()));
         }
     }
@@ -242,7 +288,11 @@ impl RecoveredSet {
 
     /// Where the log of `core` goes on.
     pub fn core_end(&self, core: u16) -> CoreEnd {
-        let fresh = CoreEnd { log_end: (0, 0), next_group: 1, next_segment: 1 };
+        let fresh = CoreEnd {
+            log_end: (0, 0),
+            next_group: 1,
+            next_segment: 1,
+        };
         self.ends.get(&core).copied().unwrap_or(fresh)
     }
 
@@ -255,7 +305,7 @@ impl RecoveredSet {
     }
 
     /// Hands a log to `core`; an empty one when it was never written.
-    pub(crate) fn take(&self, name: &LogName, core: u16) -> Result<LogSeed, LogError> {
+    pub fn take(&self, name: &LogName, core: u16) -> Result<LogSeed, LogError> {
         let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
         let log = logs.entry(name.id()).or_insert_with(|| RecoveredLog {
             name: Some(name.clone()),
@@ -264,7 +314,10 @@ impl RecoveredSet {
         });
         match &log.name {
             Some(held) if held != name => {
-                return Err(LogError::IdCollision { log: name.to_string(), other: held.to_string() });
+                return Err(LogError::IdCollision {
+                    log: name.to_string(),
+                    other: held.to_string(),
+                });
             }
             Some(_) | None => {}
         }

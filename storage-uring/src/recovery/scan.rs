@@ -123,15 +123,27 @@ pub(crate) struct Scanner {
 }
 
 /// Scans one core directory.
-pub(crate) fn scan_core(uuid: &DataUuid, core: u16, inputs: Vec<SegmentInput>) -> Result<CoreScan, StorageError> {
-    let Chain { live, dead, unused, strays } = chain::link(uuid, core, inputs)?;
+pub(crate) fn scan_core(
+    uuid: &DataUuid,
+    core: u16,
+    inputs: Vec<SegmentInput>,
+) -> Result<CoreScan, StorageError> {
+    let Chain {
+        live,
+        dead,
+        unused,
+        strays,
+    } = chain::link(uuid, core, inputs)?;
     let out = CoreScan {
         core,
         chapters: Chapters::default(),
         losses: Vec::new(),
         cuts: Vec::new(),
         damages: Vec::new(),
-        counts: ScanCounts { segments: live.len() as u64, ..ScanCounts::default() },
+        counts: ScanCounts {
+            segments: live.len() as u64,
+            ..ScanCounts::default()
+        },
         end: (0, 0),
         next_group: 1,
         live: live.iter().map(|segment| segment.seq).collect(),
@@ -140,7 +152,13 @@ pub(crate) fn scan_core(uuid: &DataUuid, core: u16, inputs: Vec<SegmentInput>) -
         strays,
         core_counts: live.iter().filter_map(|segment| segment.born).collect(),
     };
-    let mut scanner = Scanner { uuid: *uuid, segments: live, out, expected: None, epoch: 0 };
+    let mut scanner = Scanner {
+        uuid: *uuid,
+        segments: live,
+        out,
+        expected: None,
+        epoch: 0,
+    };
     let mut at = 0;
     while at < scanner.segments.len() {
         if !scanner.scan_segment(at)? {
@@ -168,7 +186,9 @@ impl Scanner {
             }
             let header = self.header_at(at, position)?;
             if let Some(header) = header {
-                let group = self.segments[at].window.get(position, header.total_len as usize);
+                let group = self.segments[at]
+                    .window
+                    .get(position, header.total_len as usize);
                 if header.body_matches(group) && group.len() as u64 == header.total_len {
                     self.take_group(at, position, &header);
                     position += header.total_len;
@@ -197,7 +217,9 @@ impl Scanner {
         let bytes = segment.window.get(position, GROUP_HEADER_BYTES);
         let header = chain::live_header(&self.uuid, core, seq, &file, bytes)?;
         Ok(header.filter(|header| {
-            self.expected.is_none_or(|expected| header.group == expected) && header.boot_epoch >= self.epoch
+            self.expected
+                .is_none_or(|expected| header.group == expected)
+                && header.boot_epoch >= self.epoch
         }))
     }
 
@@ -205,7 +227,8 @@ impl Scanner {
         let core = self.out.core;
         let segment = &mut self.segments[at];
         let seq = segment.seq;
-        let group = &segment.window.get(position, header.total_len as usize)[..header.used_len as usize];
+        let group =
+            &segment.window.get(position, header.total_len as usize)[..header.used_len as usize];
         let mut extent_at = GROUP_HEADER_BYTES;
         let mut unreadable = false;
         for _ in 0..header.extents {
@@ -213,9 +236,15 @@ impl Scanner {
                 unreadable = true;
                 break;
             };
-            let place = Place { segment: seq, position: (position + extent_at as u64) as u32, core };
+            let place = Place {
+                segment: seq,
+                position: (position + extent_at as u64) as u32,
+                core,
+            };
             note_name(&mut self.out.chapters, &extent, &group[extent_at..]);
-            self.out.chapters.on_extent(header.boot_epoch, &extent, place);
+            self.out
+                .chapters
+                .on_extent(header.boot_epoch, &extent, place);
             extent_at += extent.total_len();
         }
         self.note_group(seq, position, header);
@@ -236,7 +265,12 @@ impl Scanner {
     }
 
     /// What to make of a position where the expected group is not.
-    fn judge(&mut self, at: usize, position: u64, header: Option<&GroupHeader>) -> Result<Verdict, StorageError> {
+    fn judge(
+        &mut self,
+        at: usize,
+        position: u64,
+        header: Option<&GroupHeader>,
+    ) -> Result<Verdict, StorageError> {
         let is_last = at + 1 == self.segments.len();
         let limited = self.segments[at].limit.is_some();
         let seq = self.segments[at].seq;
@@ -252,7 +286,9 @@ impl Scanner {
         }
         let unfinished = match header {
             Some(header) => {
-                let group = self.segments[at].window.get(position, header.total_len as usize);
+                let group = self.segments[at]
+                    .window
+                    .get(position, header.total_len as usize);
                 header.shows_unwritten_sectors(group)
             }
             None => block_evidence,
@@ -262,16 +298,22 @@ impl Scanner {
         if later.is_empty() && !limited {
             return Ok(match header {
                 Some(_) if unfinished => Verdict::Cut("the last group was not completely written"),
-                Some(_) => Verdict::Damaged("the last group is complete and does not match its checksum"),
+                Some(_) => {
+                    Verdict::Damaged("the last group is complete and does not match its checksum")
+                }
                 None if blank && self.rest_is_zero(at, position) => Verdict::End,
                 None if unfinished => Verdict::Cut("the last group was not completely written"),
                 None if resembles => Verdict::Damaged("the header of the last group is damaged"),
                 None => Verdict::Cut("the bytes behind the last group are no group"),
             });
         }
-        let vouched = later.iter().any(|later| later.header.durable_group >= bad_group);
+        let vouched = later
+            .iter()
+            .any(|later| later.header.durable_group >= bad_group);
         if !vouched && unfinished && later.len() <= SURVIVORS_MAX {
-            return Ok(Verdict::Cut("a group was not completely written, nor acknowledged"));
+            return Ok(Verdict::Cut(
+                "a group was not completely written, nor acknowledged",
+            ));
         }
         Ok(Verdict::Damaged(match (header.is_some(), vouched) {
             (true, true) => "a durable group does not match its checksum",
@@ -281,16 +323,26 @@ impl Scanner {
     }
 
     /// Up to `SURVIVORS_MAX + 1` live groups behind a bad one, in this and later segments.
-    fn look_ahead(&mut self, at: usize, position: u64, bad_group: u64) -> Result<Vec<Later>, StorageError> {
+    fn look_ahead(
+        &mut self,
+        at: usize,
+        position: u64,
+        bad_group: u64,
+    ) -> Result<Vec<Later>, StorageError> {
         let core = self.out.core;
         let mut found: Vec<Later> = Vec::new();
         let mut from = position + ALIGN as u64;
         for segment_at in at..self.segments.len() {
             let segment = &mut self.segments[segment_at];
-            while let Some((position, header)) = chain::find_group(&self.uuid, core, segment, from)? {
+            while let Some((position, header)) = chain::find_group(&self.uuid, core, segment, from)?
+            {
                 from = position + header.total_len.max(ALIGN as u64);
                 if header.group > bad_group && header.boot_epoch >= self.epoch {
-                    found.push(Later { segment_at, position, header });
+                    found.push(Later {
+                        segment_at,
+                        position,
+                        header,
+                    });
                     if found.len() > SURVIVORS_MAX {
                         return Ok(found);
                     }
@@ -317,12 +369,26 @@ impl Scanner {
         true
     }
 
-    fn cut(&mut self, at: usize, position: u64, header: Option<&GroupHeader>, reason: &'static str) {
+    fn cut(
+        &mut self,
+        at: usize,
+        position: u64,
+        header: Option<&GroupHeader>,
+        reason: &'static str,
+    ) {
         let mut logs = Vec::new();
         if let Some(header) = header {
-            let group = self.segments[at].window.get(position, header.total_len as usize).to_vec();
+            let group = self.segments[at]
+                .window
+                .get(position, header.total_len as usize)
+                .to_vec();
             for (_, extent, _) in readable_extents(&group, header.extents) {
-                note_log(&self.out.chapters, extent.log, extent.name(&group), &mut logs);
+                note_log(
+                    &self.out.chapters,
+                    extent.log,
+                    extent.name(&group),
+                    &mut logs,
+                );
             }
         }
         let end = self.used_end(at, position);
@@ -370,8 +436,14 @@ impl Scanner {
         }
         let bad_group = self.expected.unwrap_or(0);
         let next = self.look_ahead(at, position, bad_group)?.first().copied();
-        let here = next.filter(|later| later.segment_at == at).map(|later| later.header.boot_epoch);
-        let epoch = self.segments[at].born.map(|(epoch, _)| epoch).or(here).unwrap_or(self.epoch);
+        let here = next
+            .filter(|later| later.segment_at == at)
+            .map(|later| later.header.boot_epoch);
+        let epoch = self.segments[at]
+            .born
+            .map(|(epoch, _)| epoch)
+            .or(here)
+            .unwrap_or(self.epoch);
         self.report_damage(at, position, Vec::new(), reason, epoch);
         match next.filter(|later| later.segment_at == at) {
             Some(later) => {
@@ -381,7 +453,10 @@ impl Scanner {
             None => {
                 // The rest of this segment is lost; a later one goes on with any number.
                 let segment = &self.segments[at];
-                let end = segment.limit.unwrap_or(segment.len).max(position + ALIGN as u64);
+                let end = segment
+                    .limit
+                    .unwrap_or(segment.len)
+                    .max(position + ALIGN as u64);
                 self.out.end = (segment.seq, end);
                 self.expected = next.map(|later| later.header.group);
                 if next.is_none() {
@@ -396,19 +471,31 @@ impl Scanner {
     fn salvage(&mut self, at: usize, position: u64, header: &GroupHeader, reason: &'static str) {
         let segment = &mut self.segments[at];
         let seq = segment.seq;
-        let group = segment.window.get(position, header.used_len as usize).to_vec();
+        let group = segment
+            .window
+            .get(position, header.used_len as usize)
+            .to_vec();
         let core = self.out.core;
-        let detail: Arc<str> = format!("{reason} ({} at {position})", segment.file.display()).into();
+        let detail: Arc<str> =
+            format!("{reason} ({} at {position})", segment.file.display()).into();
         let mut logs = Vec::new();
         let mut seen = 0;
         for (extent_at, extent, good) in readable_extents(&group, header.extents) {
             seen += 1;
             note_name(&mut self.out.chapters, &extent, &group[extent_at..]);
             if good {
-                let place = Place { segment: seq, position: (position + extent_at as u64) as u32, core };
-                self.out.chapters.on_extent(header.boot_epoch, &extent, place);
+                let place = Place {
+                    segment: seq,
+                    position: (position + extent_at as u64) as u32,
+                    core,
+                };
+                self.out
+                    .chapters
+                    .on_extent(header.boot_epoch, &extent, place);
             } else {
-                self.out.chapters.on_damaged(extent.log, header.boot_epoch, &detail);
+                self.out
+                    .chapters
+                    .on_damaged(extent.log, header.boot_epoch, &detail);
                 note_log(&self.out.chapters, extent.log, None, &mut logs);
             }
         }
@@ -423,18 +510,39 @@ impl Scanner {
         }
     }
 
-    fn report_damage(&mut self, at: usize, position: u64, logs: Vec<String>, reason: &'static str, epoch: u64) {
+    fn report_damage(
+        &mut self,
+        at: usize,
+        position: u64,
+        logs: Vec<String>,
+        reason: &'static str,
+        epoch: u64,
+    ) {
         self.note_loss(at, position, reason, epoch);
         self.report_known_damage(at, position, logs, reason);
     }
 
     fn note_loss(&mut self, at: usize, position: u64, reason: &'static str, epoch: u64) {
-        let detail: Arc<str> = format!("{reason} ({} at {position})", self.segments[at].file.display()).into();
+        let detail: Arc<str> = format!(
+            "{reason} ({} at {position})",
+            self.segments[at].file.display()
+        )
+        .into();
         self.out.chapters.on_unknown_loss(epoch, &detail);
-        self.out.losses.push(UnknownLoss { core: self.out.core, epoch, detail });
+        self.out.losses.push(UnknownLoss {
+            core: self.out.core,
+            epoch,
+            detail,
+        });
     }
 
-    fn report_known_damage(&mut self, at: usize, position: u64, logs: Vec<String>, reason: &'static str) {
+    fn report_known_damage(
+        &mut self,
+        at: usize,
+        position: u64,
+        logs: Vec<String>,
+        reason: &'static str,
+    ) {
         self.out.damages.push(Damage {
             core: self.out.core,
             file: self.segments[at].file.clone(),
@@ -451,7 +559,9 @@ fn readable_extents(group: &[u8], count: u32) -> Vec<(usize, ExtentHeader, bool)
     let mut at = GROUP_HEADER_BYTES;
     for _ in 0..count {
         let Some(bytes) = group.get(at..) else { break };
-        let Ok(extent) = ExtentHeader::decode(bytes) else { break };
+        let Ok(extent) = ExtentHeader::decode(bytes) else {
+            break;
+        };
         found.push((at, extent, records_are_good(bytes, &extent)));
         at += extent.total_len();
     }
@@ -459,7 +569,9 @@ fn readable_extents(group: &[u8], count: u32) -> Vec<(usize, ExtentHeader, bool)
 }
 
 fn records_are_good(bytes: &[u8], extent: &ExtentHeader) -> bool {
-    let Some(body) = bytes.get(..extent.total_len()) else { return false };
+    let Some(body) = bytes.get(..extent.total_len()) else {
+        return false;
+    };
     if extent.kind != ExtentKind::Records {
         return true;
     }

@@ -37,7 +37,10 @@ impl FileSource {
 /// Opens a file for reading past the page cache where that is possible.
 pub(crate) fn open_for_reading(path: &std::path::Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
-    let direct = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
+    let direct = std::fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(path);
     match direct {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => File::open(path),
         other => other,
@@ -79,7 +82,9 @@ impl SegmentSource for ImageSource {
     }
 
     fn read_at(&self, position: u64, out: &mut [u8]) -> io::Result<usize> {
-        let start = usize::try_from(position).unwrap_or(usize::MAX).min(self.0.len());
+        let start = usize::try_from(position)
+            .unwrap_or(usize::MAX)
+            .min(self.0.len());
         let n = out.len().min(self.0.len() - start);
         out[..n].copy_from_slice(&self.0[start..start + n]);
         Ok(n)
@@ -100,7 +105,12 @@ pub(crate) struct Window {
 
 impl Window {
     pub fn new(source: Box<dyn SegmentSource>) -> Self {
-        Self { source, start: 0, bytes: None, unreadable: Vec::new() }
+        Self {
+            source,
+            start: 0,
+            bytes: None,
+            unreadable: Vec::new(),
+        }
     }
 
     pub fn len(&self) -> u64 {
@@ -121,7 +131,9 @@ impl Window {
 
     fn fill(&mut self, position: u64, len: usize) {
         let start = position / ALIGN as u64 * ALIGN as u64;
-        let wanted = (len + (position - start) as usize).max(READ_AHEAD).next_multiple_of(ALIGN);
+        let wanted = (len + (position - start) as usize)
+            .max(READ_AHEAD)
+            .next_multiple_of(ALIGN);
         // Give the former buffer back before taking another.
         self.bytes = None;
         let mut writer = SlabWriter::new(wanted);
@@ -130,7 +142,9 @@ impl Window {
             Err(error) => {
                 tracing::error!(position = start, %error, "a segment cannot be read; its bytes count as damaged");
                 self.unreadable.push(start);
-                let here = usize::try_from(self.source.len().saturating_sub(start)).unwrap_or(0).min(wanted);
+                let here = usize::try_from(self.source.len().saturating_sub(start))
+                    .unwrap_or(0)
+                    .min(wanted);
                 self.read_block_by_block(start, &mut writer.tail()[..here])
             }
         };
@@ -142,7 +156,11 @@ impl Window {
     /// write.
     fn read_block_by_block(&self, start: u64, out: &mut [u8]) -> usize {
         for (i, block) in out.chunks_mut(ALIGN).enumerate() {
-            if self.source.read_at(start + (i * ALIGN) as u64, block).is_err() {
+            if self
+                .source
+                .read_at(start + (i * ALIGN) as u64, block)
+                .is_err()
+            {
                 block.fill(0xff);
             }
         }

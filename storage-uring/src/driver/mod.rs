@@ -1,0 +1,299 @@
+//! The driver: one core's storage over a private io_uring, on the core's executor.
+//!
+//! Duty: carry out the commit machine's actions, feed results back, and answer reads. Decides nothing about
+//! groups. glommio appears only as the executor that watches the ring's eventfd.
+//!
+//! Invariants: single-threaded; no call blocks on the device; results are taken in at the next `turn`, which
+//! every public call that could need them makes.
+
+mod core;
+mod read;
+mod ring;
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use glommio::io::BufferedFile;
+use shard_executor::rt::{spawn_local, Task};
+use shard_executor::Signal;
+
+use crate::config::StorageConfig;
+use crate::error::{AppendError, LogError, ReadError, StorageError};
+use crate::machine::{Completion, ControlEvent, LogRef, ReadBatch};
+use crate::name::LogName;
+use crate::recovery::{RecoveredSet, RecoveryReport};
+use crate::stats::StorageStats;
+use core::Core;
+
+struct Shared {
+    core: RefCell<Core>,
+    /// Set when outcomes are waiting.
+    completions: Signal,
+    /// Set by every turn; for the storage's own waiting.
+    progress: Signal,
+    watcher: RefCell<Option<Task<()>>>,
+}
+
+/// One core's storage. Clones are the same storage; stays on its core.
+#[derive(Clone)]
+pub struct Storage {
+    shared: Rc<Shared>,
+}
+
+impl Storage {
+    /// Opens the core log of `config.core_index` over what was recovered, and waits for the first segment
+    /// (or for the news that there is no space: a full disk does not keep a broker from serving reads).
+    pub async fn open(
+        config: StorageConfig,
+        recovered: Arc<RecoveredSet>,
+    ) -> Result<Self, StorageError> {
+        config.check()?;
+        let core = Core::open(config, recovered)?;
+        let eventfd = core.clone_eventfd().map_err(StorageError::Ring)?;
+        let shared = Rc::new(Shared {
+            core: RefCell::new(core),
+            completions: Signal::new(),
+            progress: Signal::new(),
+            watcher: RefCell::new(None),
+        });
+        let watcher = spawn_local(watch(eventfd, Rc::downgrade(&shared)));
+        *shared.watcher.borrow_mut() = Some(watcher);
+        let storage = Self { shared };
+        loop {
+            storage.turn();
+            if storage.shared.core.borrow().has_heard_of_segments() {
+                break;
+            }
+            storage.shared.progress.wait_take().await;
+        }
+        Ok(storage)
+    }
+
+    /// What recovery found, over all cores.
+    pub fn recovery_report(&self) -> RecoveryReport {
+        self.shared.core.borrow().recovered().report().clone()
+    }
+
+    /// Opens a log; an empty one when it was never written. No I/O.
+    pub fn open_log(&self, name: &LogName) -> Result<LogRef, LogError> {
+        self.shared.core.borrow_mut().open_log(name)
+    }
+
+    /// Queues records and says which offsets they got. Never blocks; copies each payload once. `now_us` is
+    /// the append time stored with the records (microseconds since 1970). The outcome comes as a completion
+    /// with `token`; call `kick` after a batch of appends.
+    pub fn append<'a, I>(
+        &self,
+        log: LogRef,
+        generation: u64,
+        now_us: u64,
+        payloads: I,
+        token: u64,
+    ) -> Result<Range<u64>, AppendError>
+    where
+        I: ExactSizeIterator<Item = &'a [u8]> + Clone,
+    {
+        let mut core = self.shared.core.borrow_mut();
+        let now = core.now_us();
+        core.machine
+            .append(log, generation, now_us, now, payloads, token)
+    }
+
+    /// Cuts a log back to `tail`; durable when the completion with `token` says so.
+    pub fn truncate(
+        &self,
+        log: LogRef,
+        tail: u64,
+        generation: u64,
+        now_us: u64,
+        token: u64,
+    ) -> Result<(), AppendError> {
+        self.control(log, ControlEvent::Truncate(tail), generation, now_us, token)
+    }
+
+    /// Drops all records of a log and starts it at `base`.
+    pub fn place(
+        &self,
+        log: LogRef,
+        base: u64,
+        generation: u64,
+        now_us: u64,
+        token: u64,
+    ) -> Result<(), AppendError> {
+        self.control(log, ControlEvent::Place(base), generation, now_us, token)
+    }
+
+    /// Gives up the records of a log below `base`.
+    pub fn raise_base(
+        &self,
+        log: LogRef,
+        base: u64,
+        generation: u64,
+        now_us: u64,
+        token: u64,
+    ) -> Result<(), AppendError> {
+        self.control(log, ControlEvent::Base(base), generation, now_us, token)
+    }
+
+    fn control(
+        &self,
+        log: LogRef,
+        event: ControlEvent,
+        generation: u64,
+        now_us: u64,
+        token: u64,
+    ) -> Result<(), AppendError> {
+        let mut core = self.shared.core.borrow_mut();
+        let now = core.now_us();
+        core.machine
+            .push_control(log, event, generation, now_us, now, token)
+    }
+
+    /// Starts commits if slots are free and the policy says so.
+    pub fn kick(&self) {
+        self.turn();
+    }
+
+    /// Takes the outcomes that are there, in append order.
+    pub fn poll_completions(&self, out: &mut Vec<Completion>) {
+        self.turn();
+        let mut core = self.shared.core.borrow_mut();
+        while let Some(completion) = core.machine.poll_completion() {
+            out.push(completion);
+        }
+    }
+
+    /// Set when outcomes are waiting.
+    pub fn signal(&self) -> Signal {
+        self.shared.completions.clone()
+    }
+
+    /// One past the last appended record, durable or not.
+    pub fn tail(&self, log: LogRef) -> u64 {
+        self.shared.core.borrow().machine.tail(log)
+    }
+
+    /// First offset held.
+    pub fn base(&self, log: LogRef) -> u64 {
+        self.shared.core.borrow().machine.base(log)
+    }
+
+    /// One past the last durable record.
+    pub fn durable_tail(&self, log: LogRef) -> u64 {
+        self.shared.core.borrow().machine.durable_tail(log)
+    }
+
+    /// Highest generation on any record or event of the log.
+    pub fn generation(&self, log: LogRef) -> u64 {
+        self.shared.core.borrow().machine.generation(log)
+    }
+
+    /// Durable records from memory; `None` when they are not there.
+    pub fn read_recent(&self, log: LogRef, from: u64, max_bytes: usize) -> Option<ReadBatch> {
+        self.shared
+            .core
+            .borrow()
+            .machine
+            .read_recent(log, from, max_bytes)
+    }
+
+    /// Durable records from `from` on, at least one unless `from` is the durable tail. May return fewer
+    /// than asked; read on at `next_offset`.
+    pub async fn read(
+        &self,
+        log: LogRef,
+        from: u64,
+        max_bytes: usize,
+    ) -> Result<ReadBatch, ReadError> {
+        read::read(&self.shared, log, from, max_bytes).await
+    }
+
+    /// Counters and gauges.
+    pub fn stats(&self) -> StorageStats {
+        self.shared.core.borrow().stats()
+    }
+
+    /// Why the core log failed, if it did.
+    pub fn failure(&self) -> Option<String> {
+        self.shared
+            .core
+            .borrow()
+            .machine
+            .failure()
+            .map(str::to_owned)
+    }
+
+    /// Commits everything queued and writes the closing mark. Outcomes can still be taken afterwards.
+    pub async fn close(&self) -> Result<(), StorageError> {
+        self.shared.core.borrow_mut().machine.request_close();
+        loop {
+            self.turn();
+            if self.shared.core.borrow().machine.is_closed() {
+                break;
+            }
+            self.shared.progress.wait_take().await;
+        }
+        let watcher = self.shared.watcher.borrow_mut().take();
+        if let Some(watcher) = watcher {
+            self.shared.core.borrow_mut().stop();
+            watcher.await;
+        }
+        match self.failure() {
+            Some(reason) => Err(StorageError::Failed(reason)),
+            None => Ok(()),
+        }
+    }
+
+    fn turn(&self) {
+        turn(&self.shared);
+    }
+}
+
+/// Takes in results, starts what can be started, and wakes who waits.
+fn turn(shared: &Rc<Shared>) {
+    let (timer, has_completions) = {
+        let mut core = shared.core.borrow_mut();
+        core.turn();
+        (core.wanted_timer(), core.machine.has_completions())
+    };
+    if let Some(after) = timer {
+        let shared = Rc::downgrade(shared);
+        spawn_local(async move {
+            shard_executor::rt::sleep(after).await;
+            if let Some(shared) = shared.upgrade() {
+                shared.core.borrow_mut().on_timer();
+                turn(&shared);
+            }
+        })
+        .detach();
+    }
+    shared.progress.set();
+    if has_completions {
+        shared.completions.set();
+    }
+}
+
+/// Turns the storage whenever the ring or the segment thread rings the bell.
+async fn watch(eventfd: OwnedFd, shared: Weak<Shared>) {
+    // SAFETY: the descriptor is owned and passes to the file.
+    let bell = unsafe { BufferedFile::from_raw_fd(eventfd.into_raw_fd()) };
+    loop {
+        if let Err(error) = bell.read_at(0, 8).await {
+            tracing::error!(%error, "the storage's bell cannot be read");
+            break;
+        }
+        let Some(shared) = shared.upgrade() else {
+            break;
+        };
+        if shared.core.borrow().is_stopped() {
+            break;
+        }
+        turn(&shared);
+    }
+    if let Err(error) = bell.close().await {
+        tracing::warn!(%error, "the storage's bell cannot be closed");
+    }
+}

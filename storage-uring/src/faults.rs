@@ -1,0 +1,135 @@
+//! Faults on purpose: lets tests of the whole broker make a device misbehave.
+//!
+//! Applied by the driver where it talks to the kernel; costs one check when there is no plan.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Which operation a fault is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FaultOp {
+    /// Writes of commit groups.
+    Write,
+    /// Flushes; with O_DSYNC these are the writes of commit groups.
+    Flush,
+    /// Reads of older data.
+    Read,
+}
+
+/// What happens instead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FaultEffect {
+    /// The operation is not carried out and answers this error number.
+    Error(i32),
+    /// Only this many bytes are stored; 0 stores nothing.
+    Short(usize),
+    /// The answer comes later by this many milliseconds.
+    DelayMs(u64),
+}
+
+/// One fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FaultRule {
+    /// The operation.
+    pub op: FaultOp,
+    /// First operation of this kind it applies to, counted from 1.
+    pub nth: u64,
+    /// How many operations it applies to.
+    pub count: u64,
+    /// What happens.
+    pub effect: FaultEffect,
+}
+
+/// Faults to inject.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FaultPlan {
+    /// Rules; the first that matches applies.
+    pub rules: Vec<FaultRule>,
+}
+
+/// A plan with its counters.
+#[derive(Debug, Default)]
+pub struct FaultState {
+    plan: FaultPlan,
+    writes: u64,
+    flushes: u64,
+    reads: u64,
+}
+
+impl FaultState {
+    /// Starts counting.
+    pub fn new(plan: FaultPlan) -> Self {
+        Self {
+            plan,
+            ..Self::default()
+        }
+    }
+
+    /// The fault of the next operation of this kind. `syncs` says that a write is a flush, too.
+    pub fn next(&mut self, op: FaultOp, syncs: bool) -> Option<FaultEffect> {
+        let flush = op == FaultOp::Flush || (op == FaultOp::Write && syncs);
+        self.writes += u64::from(op == FaultOp::Write);
+        self.flushes += u64::from(flush);
+        self.reads += u64::from(op == FaultOp::Read);
+        let matches = |rule: &&FaultRule| {
+            let nth = match rule.op {
+                FaultOp::Write if op == FaultOp::Write => self.writes,
+                FaultOp::Flush if flush => self.flushes,
+                FaultOp::Read if op == FaultOp::Read => self.reads,
+                FaultOp::Write | FaultOp::Flush | FaultOp::Read => return false,
+            };
+            (rule.nth..rule.nth.saturating_add(rule.count)).contains(&nth)
+        };
+        self.plan.rules.iter().find(matches).map(|rule| rule.effect)
+    }
+}
+
+impl FaultEffect {
+    /// The delay, if that is what it is.
+    pub fn delay(self) -> Option<Duration> {
+        match self {
+            Self::DelayMs(ms) => Some(Duration::from_millis(ms)),
+            Self::Error(_) | Self::Short(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_count_their_own_operations() {
+        let rule = |op, nth, count, effect| FaultRule {
+            op,
+            nth,
+            count,
+            effect,
+        };
+        let plan = FaultPlan {
+            rules: vec![
+                rule(FaultOp::Write, 2, 1, FaultEffect::Short(0)),
+                rule(FaultOp::Flush, 3, 2, FaultEffect::Error(5)),
+            ],
+        };
+        let mut state = FaultState::new(plan);
+        assert_eq!(state.next(FaultOp::Write, true), None);
+        assert_eq!(state.next(FaultOp::Read, true), None);
+        assert_eq!(
+            state.next(FaultOp::Write, true),
+            Some(FaultEffect::Short(0))
+        );
+        assert_eq!(
+            state.next(FaultOp::Write, true),
+            Some(FaultEffect::Error(5))
+        );
+        assert_eq!(
+            state.next(FaultOp::Write, true),
+            Some(FaultEffect::Error(5))
+        );
+        assert_eq!(state.next(FaultOp::Write, true), None);
+    }
+}

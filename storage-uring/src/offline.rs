@@ -1,0 +1,362 @@
+//! Reading a data directory without a broker: inspect, verify, dump.
+//!
+//! Read-only: takes no lock, changes nothing, and works on the directory of a running broker (it then sees
+//! what was written when it was opened). Uses the broker's own decoders. Memory is bounded by the sparse
+//! index, one interval of one log, and one group.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use serde::Serialize;
+
+use crate::datadir::{Layout, Meta};
+use crate::error::{ReadError, StorageError};
+use crate::format::group::{GroupHeader, GROUP_HEADER_BYTES};
+use crate::format::segment::{SegmentHeader, SEGMENT_HEADER_BYTES};
+use crate::format::{HeaderFault, ALIGN};
+use crate::machine::{LogSeed, ReadBatch};
+use crate::name::{LogId, LogName};
+use crate::recovery::{
+    open_for_reading, read_full, scan_read_only, FileSource, RecoveryReport, Window,
+};
+use crate::slab::SlabWriter;
+use crate::walk::{ReadWalk, WalkStep, WantedRead};
+
+/// Bytes of payload read at once by the iterators.
+const BATCH_BYTES: usize = 256 * 1024;
+
+/// One log, as found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct OfflineLog {
+    /// Its name; none when every extent that carried it is lost.
+    pub name: Option<LogName>,
+    /// Its id.
+    pub id: u64,
+    /// First offset held.
+    pub base: u64,
+    /// One past the last record.
+    pub tail: u64,
+    /// Highest generation.
+    pub generation: u64,
+    /// Why a broker would refuse it.
+    pub damage: Option<String>,
+}
+
+/// What reading every record of every log showed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct VerifyReport {
+    /// Logs read.
+    pub logs: u64,
+    /// Records whose checksum matched.
+    pub records: u64,
+    /// Their payload bytes.
+    pub payload_bytes: u64,
+    /// Logs with damage, and what it is.
+    pub damaged: Vec<(String, String)>,
+}
+
+impl VerifyReport {
+    /// Whether nothing is damaged.
+    pub fn is_clean(&self) -> bool {
+        self.damaged.is_empty()
+    }
+}
+
+/// One segment file, for `inspect`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SegmentView {
+    /// The file.
+    pub file: PathBuf,
+    /// Core directory.
+    pub core: u16,
+    /// Sequence, from the name.
+    pub segment: u64,
+    /// Length of the file.
+    pub file_bytes: u64,
+    /// Boot epoch of the header; none when the header is not readable.
+    pub boot_epoch: Option<u64>,
+}
+
+/// One group, for `inspect`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GroupView {
+    /// Position in the segment.
+    pub position: u64,
+    /// Bytes on disk.
+    pub total_len: u64,
+    /// Bytes in use.
+    pub used_len: u64,
+    /// Group number.
+    pub group: u64,
+    /// Highest group known durable when it was built.
+    pub durable_group: u64,
+    /// Boot epoch.
+    pub boot_epoch: u64,
+    /// Extents.
+    pub extents: u32,
+    /// Records.
+    pub records: u32,
+    /// Whether it is the closing mark of an orderly stop.
+    pub closing: bool,
+    /// Whether the body matches its checksum.
+    pub body_matches: bool,
+}
+
+/// A data directory opened for reading.
+pub struct Reader {
+    layout: Layout,
+    report: RecoveryReport,
+    logs: HashMap<LogId, (Option<LogName>, LogSeed)>,
+    files: HashMap<(u16, u64), File>,
+}
+
+impl Reader {
+    /// Scans the directory on up to `threads` threads.
+    pub fn open(dir: &Path, threads: usize) -> Result<Self, StorageError> {
+        let layout = Layout::new(dir);
+        let found = scan_read_only(&layout, threads)?;
+        Ok(Self {
+            layout,
+            report: found.report,
+            logs: found.logs,
+            files: HashMap::new(),
+        })
+    }
+
+    /// What a broker's recovery would report.
+    pub fn report(&self) -> &RecoveryReport {
+        &self.report
+    }
+
+    /// All logs, by name.
+    pub fn logs(&self) -> Vec<OfflineLog> {
+        let mut logs: Vec<OfflineLog> = self.logs.iter().map(|(id, log)| view(*id, log)).collect();
+        logs.sort_by(|a, b| (&a.name, a.id).cmp(&(&b.name, b.id)));
+        logs
+    }
+
+    /// One log.
+    pub fn log(&self, name: &LogName) -> Option<OfflineLog> {
+        let id = name.id();
+        self.logs.get(&id).map(|log| view(id, log))
+    }
+
+    /// Records of a log from `from` on; empty at the tail. Reads damaged logs as far as they are whole.
+    pub fn read(&mut self, id: u64, from: u64, max_bytes: usize) -> Result<ReadBatch, ReadError> {
+        let empty = ReadBatch {
+            first_offset: from,
+            records: Vec::new(),
+            next_offset: from,
+        };
+        let Some((_, seed)) = self.logs.get(&LogId(id)) else {
+            return Ok(empty);
+        };
+        if from < seed.base {
+            return Err(ReadError::Trimmed {
+                offset: from,
+                base: seed.base,
+            });
+        }
+        if from >= seed.tail {
+            return Ok(empty);
+        }
+        let Some(interval) = seed.index.interval(from, seed.tail) else {
+            return Ok(empty);
+        };
+        let mut walk = ReadWalk::new(LogId(id), from, max_bytes, interval);
+        let mut input = None;
+        loop {
+            match walk.step(input.take())? {
+                WalkStep::Done(batch) => return Ok(batch),
+                WalkStep::Read(wanted) => input = Some((wanted, self.fetch(wanted)?)),
+            }
+        }
+    }
+
+    /// Every record of one log with its offset, oldest first; ends at the first error.
+    pub fn records(&mut self, id: u64) -> Records<'_> {
+        let from = self.logs.get(&LogId(id)).map_or(0, |(_, seed)| seed.base);
+        Records {
+            reader: self,
+            id,
+            from,
+            batch: Vec::new().into_iter(),
+            offset: from,
+            ended: false,
+        }
+    }
+
+    /// Reads every record of every log and checks it.
+    pub fn verify(&mut self) -> VerifyReport {
+        let mut report = VerifyReport::default();
+        for log in self.logs() {
+            let text = log
+                .name
+                .as_ref()
+                .map_or_else(|| format!("log {:016x}", log.id), LogName::to_string);
+            report.logs += 1;
+            if let Some(damage) = &log.damage {
+                report.damaged.push((text.clone(), damage.clone()));
+            }
+            for record in self.records(log.id) {
+                match record {
+                    Ok((_, payload)) => {
+                        report.records += 1;
+                        report.payload_bytes += payload.len() as u64;
+                    }
+                    Err(error) => {
+                        report.damaged.push((text.clone(), error.to_string()));
+                        break;
+                    }
+                }
+            }
+        }
+        report
+    }
+
+    /// Calls `on_segment` for every segment file and `on_group` for every group in it that has a readable
+    /// header, in order of position.
+    pub fn inspect(
+        &self,
+        mut on_segment: impl FnMut(&SegmentView),
+        mut on_group: impl FnMut(&SegmentView, &GroupView),
+    ) -> Result<(), StorageError> {
+        let Some(meta) = Meta::read(&self.layout)? else {
+            return Ok(());
+        };
+        for core in self.layout.cores()? {
+            for segment in self.layout.segments(core)? {
+                let file = self.layout.segment(core, segment);
+                let source = FileSource::open(&file)
+                    .map_err(|error| StorageError::io("opening", &file, error))?;
+                let mut window = Window::new(Box::new(source));
+                let header = SegmentHeader::decode(window.get(0, ALIGN));
+                let view = SegmentView {
+                    file,
+                    core,
+                    segment,
+                    file_bytes: window.len(),
+                    boot_epoch: header.ok().map(|header| header.boot_epoch),
+                };
+                on_segment(&view);
+                each_group(&meta, &view, &mut window, &mut on_group)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fetch(&mut self, wanted: WantedRead) -> Result<Bytes, ReadError> {
+        let io = |error: std::io::Error| ReadError::Io(error.to_string());
+        let key = (wanted.core, wanted.segment);
+        if !self.files.contains_key(&key) {
+            if self.files.len() >= 64 {
+                self.files.clear();
+            }
+            let file =
+                open_for_reading(&self.layout.segment(wanted.core, wanted.segment)).map_err(io)?;
+            self.files.insert(key, file);
+        }
+        let len = usize::try_from(wanted.len).unwrap_or(usize::MAX);
+        let mut writer = SlabWriter::new(len);
+        let read = read_full(
+            &self.files[&key],
+            wanted.position,
+            &mut writer.tail()[..len],
+        )
+        .map_err(io)?;
+        Ok(Bytes::from_owner(writer.split(read).freeze()))
+    }
+}
+
+fn view(id: LogId, (name, seed): &(Option<LogName>, LogSeed)) -> OfflineLog {
+    OfflineLog {
+        name: name.clone(),
+        id: id.0,
+        base: seed.base,
+        tail: seed.tail,
+        generation: seed.generation,
+        damage: seed.damage.as_ref().map(|damage| damage.to_string()),
+    }
+}
+
+fn each_group(
+    meta: &Meta,
+    view: &SegmentView,
+    window: &mut Window,
+    on_group: &mut impl FnMut(&SegmentView, &GroupView),
+) -> Result<(), StorageError> {
+    let mut position = SEGMENT_HEADER_BYTES;
+    while position < view.file_bytes {
+        match GroupHeader::decode(&meta.uuid, window.get(position, GROUP_HEADER_BYTES)) {
+            Ok(header) if header.segment == view.segment && header.core == view.core => {
+                let group = GroupView {
+                    position,
+                    total_len: header.total_len,
+                    used_len: header.used_len,
+                    group: header.group,
+                    durable_group: header.durable_group,
+                    boot_epoch: header.boot_epoch,
+                    extents: header.extents,
+                    records: header.records,
+                    closing: header.flags & crate::format::group::GROUP_FLAG_CLOSE != 0,
+                    body_matches: header
+                        .body_matches(window.get(position, header.total_len as usize)),
+                };
+                on_group(view, &group);
+                position += header.total_len.max(ALIGN as u64);
+            }
+            Err(HeaderFault::Version(found)) => {
+                let known = crate::format::FORMAT_VERSION;
+                return Err(StorageError::UnknownVersion {
+                    file: view.file.clone(),
+                    found,
+                    known,
+                });
+            }
+            Ok(_) | Err(_) => position += ALIGN as u64,
+        }
+    }
+    Ok(())
+}
+
+/// Iterator over the records of one log.
+pub struct Records<'a> {
+    reader: &'a mut Reader,
+    id: u64,
+    from: u64,
+    offset: u64,
+    batch: std::vec::IntoIter<Bytes>,
+    ended: bool,
+}
+
+impl Iterator for Records<'_> {
+    type Item = Result<(u64, Bytes), ReadError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        if let Some(payload) = self.batch.next() {
+            self.offset += 1;
+            return Some(Ok((self.offset - 1, payload)));
+        }
+        match self.reader.read(self.id, self.from, BATCH_BYTES) {
+            Ok(batch) if batch.records.is_empty() => {
+                self.ended = true;
+                None
+            }
+            Ok(batch) => {
+                self.offset = batch.first_offset;
+                self.from = batch.next_offset;
+                self.batch = batch.records.into_iter();
+                self.next()
+            }
+            Err(error) => {
+                self.ended = true;
+                Some(Err(error))
+            }
+        }
+    }
+}

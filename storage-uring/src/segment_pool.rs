@@ -1,0 +1,391 @@
+//! The control thread that makes segments: creates, zeroes, syncs, names.
+//!
+//! Keeps everything that blocks or allocates on the file system off the shard cores. A file is zeroed and
+//! synced as a spare, then gets its header, is synced again, is renamed to its segment name, and the
+//! directory is synced, before the core hears of it (F01). Watches the free space.
+//!
+//! Invariant: a segment handed out is written in full, named and durable; a failed sync of a spare throws
+//! that file away, a failed sync of the directory ends the core log (F02).
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{bounded, Receiver, RecvTimeoutError, Sender};
+
+use crate::datadir::{sync_dir, DataDir};
+use crate::error::StorageError;
+use crate::format::segment::SegmentHeader;
+use crate::format::ALIGN;
+use crate::slab::SlabWriter;
+
+const ZERO_CHUNK: usize = 1 << 20;
+/// How often space is looked at, and a request that cannot be met is tried again.
+const TICK: Duration = Duration::from_millis(200);
+/// Requests and answers on their way; a core asks for one segment at a time.
+const QUEUE: usize = 8;
+
+/// What the thread has to know.
+#[derive(Clone)]
+pub struct SegmentPoolConfig {
+    /// The data directory.
+    pub data_dir: Arc<DataDir>,
+    /// Core whose log it serves.
+    pub core: u16,
+    /// Cores of this start.
+    pub core_count: u16,
+    /// Size of a segment.
+    pub segment_bytes: u64,
+    /// Zeroed files kept ready.
+    pub spares: usize,
+    /// Free space that is never used.
+    pub reserve_bytes: u64,
+    /// Free space below which a warning is given.
+    pub low_space_bytes: u64,
+    /// Open files with O_DIRECT.
+    pub direct_io: bool,
+    /// Open segments with O_DSYNC.
+    pub o_dsync: bool,
+    /// Sequence of the first segment to make.
+    pub first_seq: u64,
+}
+
+/// What the thread tells the core.
+#[derive(Debug)]
+pub enum PoolEvent {
+    /// A segment is ready.
+    Segment {
+        /// Its sequence.
+        seq: u64,
+        /// Open for writing.
+        file: File,
+    },
+    /// A segment was asked for and there is no space; sent again every tick until there is.
+    NoSpace,
+    /// A directory could not be made durable; the core log has to end.
+    Failed(String),
+}
+
+/// Numbers shared with the core.
+#[derive(Debug, Default)]
+pub struct PoolGauges {
+    /// Free bytes of the file system.
+    pub free_bytes: AtomicU64,
+    /// Zeroed files ready.
+    pub spares: AtomicU64,
+    /// Whether the last attempt to make a file found no space.
+    pub no_space: AtomicBool,
+    /// Whether free space is below the low-space mark.
+    pub low_space: AtomicBool,
+    /// Syncs of new files that failed; those files were thrown away.
+    pub sync_failures: AtomicU64,
+    /// Segments made.
+    pub segments_made: AtomicU64,
+}
+
+enum Request {
+    Next,
+    Stop,
+}
+
+/// Handle on the thread.
+pub struct SegmentPool {
+    requests: Sender<Request>,
+    events: Receiver<PoolEvent>,
+    /// Numbers for the stats.
+    pub gauges: Arc<PoolGauges>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl SegmentPool {
+    /// Starts the thread; `wake` is called after each event.
+    pub fn start(
+        config: SegmentPoolConfig,
+        wake: impl Fn() + Send + 'static,
+    ) -> Result<Self, StorageError> {
+        let dir = config.data_dir.layout.core(config.core);
+        std::fs::create_dir_all(&dir).map_err(|error| StorageError::io("creating", &dir, error))?;
+        let above = config.data_dir.layout.core_logs();
+        sync_dir(&above).map_err(|error| StorageError::io("syncing", &above, error))?;
+        let (requests, inbox) = bounded(QUEUE);
+        let (outbox, events) = bounded(QUEUE);
+        let gauges = Arc::new(PoolGauges::default());
+        let mut worker = Worker {
+            next_seq: config.first_seq,
+            next_spare: 0,
+            spares: Vec::new(),
+            pending: 0,
+            gauges: Arc::clone(&gauges),
+            config,
+            outbox,
+            wake: Box::new(wake),
+        };
+        let thread = std::thread::Builder::new()
+            .name("felix-segments".to_owned())
+            .spawn(move || worker.run(&inbox))
+            .map_err(|error| StorageError::SegmentThread(error.to_string()))?;
+        Ok(Self {
+            requests,
+            events,
+            gauges,
+            thread: Some(thread),
+        })
+    }
+
+    /// Asks for the next segment; false when too many requests are waiting already.
+    pub fn request_next(&self) -> bool {
+        self.requests.try_send(Request::Next).is_ok()
+    }
+
+    /// The next event, if any.
+    pub fn poll_event(&self) -> Option<PoolEvent> {
+        self.events.try_recv().ok()
+    }
+}
+
+impl Drop for SegmentPool {
+    fn drop(&mut self) {
+        // A full queue is drained by the thread; a stopped thread has nothing to stop.
+        drop(self.requests.send(Request::Stop));
+        // Unblocks a thread that is waiting to hand over an event.
+        while self.events.try_recv().is_ok() {}
+        if let Some(thread) = self.thread.take() {
+            if thread.join().is_err() {
+                tracing::error!("the segment thread panicked");
+            }
+        }
+    }
+}
+
+struct Worker {
+    config: SegmentPoolConfig,
+    next_seq: u64,
+    next_spare: u64,
+    spares: Vec<PathBuf>,
+    pending: usize,
+    outbox: Sender<PoolEvent>,
+    wake: Box<dyn Fn() + Send>,
+    gauges: Arc<PoolGauges>,
+}
+
+impl Worker {
+    fn run(&mut self, inbox: &Receiver<Request>) {
+        self.look_at_space();
+        loop {
+            let idle = self.pending == 0 && self.spares.len() >= self.config.spares;
+            let retrying = self.gauges.no_space.load(Ordering::Relaxed);
+            let request = if idle || retrying {
+                inbox.recv_timeout(TICK)
+            } else {
+                inbox.try_recv().map_err(|error| match error {
+                    crossbeam_channel::TryRecvError::Empty => RecvTimeoutError::Timeout,
+                    crossbeam_channel::TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+                })
+            };
+            match request {
+                Ok(Request::Next) => self.pending += 1,
+                Ok(Request::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => self.look_at_space(),
+            }
+            if !self.work() {
+                break;
+            }
+        }
+        for spare in &self.spares {
+            // Recovery removes spares, too; this only saves the space earlier.
+            drop(std::fs::remove_file(spare));
+        }
+    }
+
+    /// Meets one request or makes one spare; false when the core log has to end.
+    fn work(&mut self) -> bool {
+        if self.pending > 0 && !self.spares.is_empty() {
+            return self.hand_over();
+        }
+        if self.pending == 0 && self.spares.len() >= self.config.spares {
+            return true;
+        }
+        match self.make_spare() {
+            Ok(path) => {
+                self.spares.push(path);
+                self.set_no_space(false);
+            }
+            Err(error) => {
+                let no_space = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
+                if !no_space {
+                    self.gauges.sync_failures.fetch_add(1, Ordering::Relaxed);
+                    tracing::error!(core = self.config.core, %error, "a new segment file was thrown away");
+                }
+                self.set_no_space(true);
+                if self.pending > 0 {
+                    self.tell(PoolEvent::NoSpace);
+                }
+            }
+        }
+        self.gauges
+            .spares
+            .store(self.spares.len() as u64, Ordering::Relaxed);
+        true
+    }
+
+    fn hand_over(&mut self) -> bool {
+        let Some(spare) = self.spares.pop() else {
+            return true;
+        };
+        let seq = self.next_seq;
+        match self.name_segment(&spare, seq) {
+            Ok(file) => {
+                self.next_seq += 1;
+                self.pending -= 1;
+                self.gauges.segments_made.fetch_add(1, Ordering::Relaxed);
+                self.tell(PoolEvent::Segment { seq, file });
+                true
+            }
+            Err(NameFault::File(error)) => {
+                self.gauges.sync_failures.fetch_add(1, Ordering::Relaxed);
+                tracing::error!(core = self.config.core, %error, "a new segment file was thrown away");
+                drop(std::fs::remove_file(&spare));
+                std::thread::sleep(TICK);
+                true
+            }
+            Err(NameFault::Directory(error)) => {
+                self.tell(PoolEvent::Failed(format!(
+                    "the segment directory cannot be synced: {error}"
+                )));
+                false
+            }
+        }
+    }
+
+    fn tell(&self, event: PoolEvent) {
+        // Bounded: the core drains it, and dropping the handle ends the thread.
+        if self.outbox.send(event).is_ok() {
+            (self.wake)();
+        }
+    }
+
+    fn open(&self, path: &Path, create: bool, dsync: bool) -> io::Result<File> {
+        let mut flags = 0;
+        if self.config.direct_io {
+            flags |= libc::O_DIRECT;
+        }
+        if dsync {
+            flags |= libc::O_DSYNC;
+        }
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(create)
+            .custom_flags(flags)
+            .open(path)
+    }
+
+    fn make_spare(&mut self) -> io::Result<PathBuf> {
+        let free = free_bytes(self.config.data_dir.layout.dir())?;
+        if free
+            < self
+                .config
+                .segment_bytes
+                .saturating_add(self.config.reserve_bytes)
+        {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        let dir = self.config.data_dir.layout.core(self.config.core);
+        let path = dir.join(format!("spare-{:08x}.fxs", self.next_spare));
+        self.next_spare += 1;
+        let made = self
+            .open(&path, true, false)
+            .and_then(|file| self.fill(&file));
+        if made.is_err() {
+            drop(std::fs::remove_file(&path));
+        }
+        made.map(|()| path)
+    }
+
+    fn fill(&self, file: &File) -> io::Result<()> {
+        let mut zeros = SlabWriter::new(ZERO_CHUNK);
+        let zeros = &*zeros.tail();
+        let mut at = 0;
+        while at < self.config.segment_bytes {
+            let len = (self.config.segment_bytes - at).min(ZERO_CHUNK as u64) as usize;
+            file.write_all_at(&zeros[..len], at)?;
+            at += len as u64;
+        }
+        // The length is metadata: this has to be a full sync.
+        file.sync_all()
+    }
+
+    fn name_segment(&self, spare: &Path, seq: u64) -> Result<File, NameFault> {
+        let header = SegmentHeader {
+            uuid: self.config.data_dir.meta.uuid,
+            core: self.config.core,
+            core_count: self.config.core_count,
+            seq,
+            boot_epoch: self.config.data_dir.meta.boot_epoch,
+            segment_bytes: self.config.segment_bytes,
+        };
+        let path = self.config.data_dir.layout.segment(self.config.core, seq);
+        let named = || -> io::Result<()> {
+            let file = self.open(spare, false, false)?;
+            let mut block = SlabWriter::new(ALIGN);
+            block.tail()[..ALIGN].copy_from_slice(&header.encode());
+            file.write_all_at(&block.tail()[..ALIGN], 0)?;
+            file.sync_data()?;
+            std::fs::rename(spare, &path)
+        };
+        named().map_err(NameFault::File)?;
+        let dir = self.config.data_dir.layout.core(self.config.core);
+        sync_dir(&dir).map_err(NameFault::Directory)?;
+        self.open(&path, false, self.config.o_dsync)
+            .map_err(NameFault::Directory)
+    }
+
+    fn look_at_space(&self) {
+        let Ok(free) = free_bytes(self.config.data_dir.layout.dir()) else {
+            return;
+        };
+        self.gauges.free_bytes.store(free, Ordering::Relaxed);
+        let low = free < self.config.low_space_bytes;
+        if low && !self.gauges.low_space.swap(low, Ordering::Relaxed) {
+            tracing::warn!(
+                free,
+                limit = self.config.low_space_bytes,
+                "free space is low"
+            );
+        }
+        self.gauges.low_space.store(low, Ordering::Relaxed);
+    }
+
+    fn set_no_space(&self, no_space: bool) {
+        let before = self.gauges.no_space.swap(no_space, Ordering::Relaxed);
+        if no_space && !before {
+            tracing::warn!(core = self.config.core, "no space for another segment");
+        } else if before && !no_space {
+            tracing::info!(core = self.config.core, "space for segments again");
+        }
+    }
+}
+
+enum NameFault {
+    /// The file is of no use.
+    File(io::Error),
+    /// It is not known whether the name survives a power cut.
+    Directory(io::Error),
+}
+
+/// Bytes an unprivileged process may still use on the file system of `dir`.
+pub fn free_bytes(dir: &Path) -> io::Result<u64> {
+    let path = std::ffi::CString::new(dir.as_os_str().as_encoded_bytes())
+        .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    // SAFETY: a zeroed statvfs is a valid value to be overwritten.
+    let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is nul-terminated and the struct is ours.
+    if unsafe { libc::statvfs(path.as_ptr(), &mut stat) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
