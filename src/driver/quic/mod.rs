@@ -7,12 +7,14 @@
 //! Invariants: a connection id names its core and a datagram of another core never reaches the state
 //! machine of this one; every send error is counted; work per turn, connections and handshakes are bounded.
 
+mod buffers;
 mod commands;
 mod conn;
 mod event;
 mod hello;
 mod keys;
 mod outbox;
+pub mod probe;
 mod pump;
 mod receive;
 mod report;
@@ -31,6 +33,7 @@ pub use outbox::SendCounters;
 pub use pump::{Pump, PumpCounters};
 pub use settings::{
     client_config, EndpointSpec, PumpConfig, ServerSetup, ServerTls, SetupError, TransportSettings,
-    ETHERNET_UDP_PAYLOAD_BYTES, MAX_UDP_PAYLOAD_BYTES,
+    ETHERNET_UDP_PAYLOAD_BYTES, LARGEST_PROBED_UDP_PAYLOAD_BYTES, MAX_UDP_PAYLOAD_BYTES,
 };
-pub use socket::{bind_reuseport, DatagramIo, UdpIo};
+pub use socket::{bind_reuseport, bind_udp, DatagramIo, UdpIo};
+pub use wait::SPIN_BUDGET;

@@ -11,15 +11,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use quinn_proto::StreamId;
 
+use super::buffers::ReceiveBuffers;
 use super::conn::{Conn, ConnTable, Phase};
 use super::event::{CloseReason, EndpointId, PumpEvent, StrayDatagram};
 use super::outbox::{Outbox, SendCounters};
 use super::settings::{EndpointSpec, PumpConfig, ServerSetup, SetupError, MAX_UDP_PAYLOAD_BYTES};
+use super::wait::SpinHistory;
 
-/// Batches one receive call takes.
-pub(super) const BATCHES_PER_RECEIVE: usize = 16;
-/// A batch is one coalesced datagram to the kernel, so 64 KiB hold any.
-pub(super) const BATCH_BYTES: usize = 64 * 1024;
 /// A full send buffer is tried again after this long; UDP buffers empty in microseconds.
 const SEND_RETRY: Duration = Duration::from_micros(500);
 
@@ -46,6 +44,10 @@ pub struct PumpCounters {
     pub handshakes_failed: u64,
     /// Connections that ended after their handshake.
     pub closed: u64,
+    /// Times [`Pump::spin`] found a datagram.
+    pub spin_hits: u64,
+    /// Times it found none.
+    pub spin_misses: u64,
     /// Bytes queued on streams that this side had reset before.
     pub dropped_after_reset_bytes: u64,
 }
@@ -77,7 +79,9 @@ impl Endpoint {
 /// Everything QUIC of one core. Not `Send`: made and used inside the core's executor.
 ///
 /// A turn: [`poll_io`](Self::poll_io), then [`next_event`](Self::next_event) until `None` with commands
-/// in answer, then [`flush`](Self::flush), then wait with [`poll_wait`](Self::poll_wait).
+/// in answer, then [`flush`](Self::flush), then look a little longer with [`spin`](Self::spin) and wait
+/// with [`poll_wait`](Self::poll_wait). A pump with work left over is ready at once: the caller yields to
+/// its executor between turns.
 pub struct Pump {
     pub(super) config: PumpConfig,
     pub(super) endpoints: Vec<Endpoint>,
@@ -86,11 +90,12 @@ pub struct Pump {
     pub(super) counters: PumpCounters,
     pub(super) touched: Vec<u32>,
     pub(super) dirty: VecDeque<u32>,
-    pub(super) receive_buffer: Vec<u8>,
+    pub(super) buffers: ReceiveBuffers,
+    pub(super) spin: SpinHistory,
     send_buffer: Vec<u8>,
     pub(super) response: Vec<u8>,
     pub(super) readable: Vec<StreamId>,
-    pub(super) timer: super::wait::WaitTimer,
+    pub(super) alarm: shard_executor::rt::Alarm,
 }
 
 impl Pump {
@@ -107,11 +112,12 @@ impl Pump {
             counters: PumpCounters::default(),
             touched: Vec::new(),
             dirty: VecDeque::new(),
-            receive_buffer: vec![0; BATCHES_PER_RECEIVE * BATCH_BYTES],
+            buffers: ReceiveBuffers::new(),
+            spin: SpinHistory::default(),
             send_buffer: Vec::new(),
             response: Vec::new(),
             readable: Vec::new(),
-            timer: super::wait::WaitTimer::default(),
+            alarm: shard_executor::rt::Alarm::new(),
         })
     }
 

@@ -3,7 +3,7 @@
 //! Invariants: a datagram of another core is reported, not handled; a newcomer beyond a limit is refused
 //! and counted.
 
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
@@ -11,23 +11,18 @@ use bytes::BytesMut;
 use quinn_proto::{ConnectionHandle, DatagramEvent, EcnCodepoint};
 use quinn_udp::RecvMeta;
 
+use super::buffers::SLOTS;
 use super::event::{ConnId, EndpointId, PumpEvent, Side, StrayDatagram};
 use super::keys::foreign_core;
-use super::pump::{touch, Pump, BATCHES_PER_RECEIVE, BATCH_BYTES};
+use super::pump::{touch, Pump};
 
 impl Pump {
     pub(super) fn receive(&mut self, index: usize, now: Instant) -> bool {
-        let mut storage = std::mem::take(&mut self.receive_buffer);
-        let mut meta = [RecvMeta::default(); BATCHES_PER_RECEIVE];
+        let mut meta = [RecvMeta::default(); SLOTS];
         let mut full = false;
         for _ in 0..self.config.receive_calls_per_turn.max(1) {
-            let mut chunks = storage.chunks_exact_mut(BATCH_BYTES);
-            let mut buffers: [IoSliceMut<'_>; BATCHES_PER_RECEIVE] =
-                std::array::from_fn(|_| IoSliceMut::new(chunks.next().unwrap_or_default()));
-            let received = self.endpoints[index]
-                .outbox
-                .io
-                .recv(&mut buffers, &mut meta);
+            let mut slices = self.buffers.io_slices();
+            let received = self.endpoints[index].outbox.io.recv(&mut slices, &mut meta);
             let batches = match received {
                 Ok(n) => n,
                 Err(e) => {
@@ -40,16 +35,15 @@ impl Pump {
                 }
             };
             self.counters.receive_calls += 1;
-            for (meta, buffer) in meta.iter().zip(&buffers).take(batches) {
-                let bytes = BytesMut::from(&buffer[..meta.len.min(BATCH_BYTES)]);
+            for (slot, meta) in meta.iter().enumerate().take(batches) {
+                let bytes = self.buffers.take(slot, meta.len);
                 self.split_batch(EndpointId(index as u8), now, meta, bytes);
             }
-            full = batches == BATCHES_PER_RECEIVE;
+            full = batches == SLOTS;
             if !full {
                 break;
             }
         }
-        self.receive_buffer = storage;
         self.endpoints[index].more_to_receive = full;
         full
     }

@@ -59,10 +59,7 @@ impl UdpIo {
 
     /// Binds a socket of its own, for dialling.
     pub fn bind(addr: SocketAddr) -> io::Result<Self> {
-        let socket = Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
-        size_buffers(&socket);
-        socket.bind(&addr.into())?;
-        Self::new(socket.into())
+        Self::new(bind_udp(addr)?)
     }
 }
 
@@ -98,6 +95,14 @@ impl DatagramIo for UdpIo {
     }
 }
 
+/// Binds one socket with large kernel buffers.
+pub fn bind_udp(addr: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
+    size_buffers(&socket);
+    socket.bind(&addr.into())?;
+    Ok(socket.into())
+}
+
 /// Binds `cores` sockets to one address, in core order, and steers datagrams to the core their
 /// connection id names. With port 0 the kernel chooses one port for all.
 ///
@@ -105,12 +110,12 @@ impl DatagramIo for UdpIo {
 /// share of the datagrams in silence. An address in use is retried for a few seconds.
 pub fn bind_reuseport(addr: SocketAddr, cores: u16) -> io::Result<Vec<UdpSocket>> {
     if addr.port() != 0 {
-        drop(bind_patiently(addr, false)?);
+        drop(bind_patiently(addr, false, ADDRESS_IN_USE_PATIENCE)?);
     }
     let mut addr = addr;
     let mut sockets = Vec::with_capacity(usize::from(cores));
     for _ in 0..cores.max(1) {
-        let socket = bind_patiently(addr, true)?;
+        let socket = bind_patiently(addr, true, ADDRESS_IN_USE_PATIENCE)?;
         size_buffers(&socket);
         let socket = UdpSocket::from(socket);
         addr = socket.local_addr()?;
@@ -124,8 +129,8 @@ pub fn bind_reuseport(addr: SocketAddr, cores: u16) -> io::Result<Vec<UdpSocket>
     Ok(sockets)
 }
 
-fn bind_patiently(addr: SocketAddr, share: bool) -> io::Result<Socket> {
-    let give_up = Instant::now() + ADDRESS_IN_USE_PATIENCE;
+fn bind_patiently(addr: SocketAddr, share: bool, patience: Duration) -> io::Result<Socket> {
+    let give_up = Instant::now() + patience;
     loop {
         let socket = Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
         if share {
@@ -197,5 +202,59 @@ fn attach_steering(socket: &UdpSocket) -> io::Result<()> {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOOPBACK: SocketAddr =
+        SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+    #[test]
+    fn all_cores_share_one_port_and_nobody_else_gets_it() {
+        let sockets = bind_reuseport(LOOPBACK, 3).expect("bind");
+        let addr = sockets[0].local_addr().expect("addr");
+        assert_eq!(sockets.len(), 3);
+        assert!(sockets
+            .iter()
+            .all(|s| s.local_addr().expect("addr") == addr));
+        let second = bind_patiently(addr, false, Duration::ZERO);
+        assert_eq!(
+            second.map(|_| ()).map_err(|e| e.kind()),
+            Err(io::ErrorKind::AddrInUse)
+        );
+        drop(sockets);
+        bind_patiently(addr, false, ADDRESS_IN_USE_PATIENCE).expect("free again");
+    }
+
+    #[test]
+    fn datagrams_reach_the_core_they_name_whoever_sends_them() {
+        let sockets = bind_reuseport(LOOPBACK, 4).expect("bind");
+        if attach_steering(&sockets[0]).is_err() {
+            eprintln!("SKIPPED: this kernel does not let us attach a filter");
+            return;
+        }
+        let addr = sockets[0].local_addr().expect("addr");
+        for socket in &sockets {
+            socket
+                .set_read_timeout(Some(Duration::from_secs(5)))
+                .expect("timeout");
+        }
+        for core in 0..4u8 {
+            for _ in 0..16 {
+                let sender = UdpSocket::bind(LOOPBACK).expect("sender");
+                let short = [0x40, core, 1, 2, 3, 4, 5, 6, 7];
+                let handshake = [0xe0, 0, 0, 0, 1, 8, core, 2, 3, 4, 5, 6, 7, 8];
+                sender.send_to(&short, addr).expect("send");
+                sender.send_to(&handshake, addr).expect("send");
+                let mut buffer = [0; 64];
+                for sent in [&short[..], &handshake[..]] {
+                    let n = sockets[usize::from(core)].recv(&mut buffer).expect("recv");
+                    assert_eq!(&buffer[..n], sent);
+                }
+            }
+        }
     }
 }
