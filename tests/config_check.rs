@@ -257,11 +257,34 @@ fn required_settings_are_asked_for() {
     let text = errors.to_string();
     assert_has(&text, &["node-id", "--data-dir /var", "catalog = (unset)"]);
     assert_eq!(errors.0.len(), 3, "{text}");
+    // What is missing hides nothing else.
+    let mut site = Site::new();
+    site.args.given.remove("node-id");
+    site.args.given.remove("data-dir");
+    site.set("peer-keep-alive-ms", "2000");
+    site.set("client-cert", "/nowhere/cert.pem");
+    site.set("client-key", "/nowhere/key.pem");
+    std::fs::write(site.file("catalog.toml"), "x = 1\n").expect("written");
+    let text = site.faults().join("\n");
+    let parts = [
+        "node-id",
+        "data-dir",
+        "peer-keep-alive-ms",
+        "client-cert = /nowhere",
+        "catalog.toml:1",
+    ];
+    assert_has(&text, &parts);
 }
 
 #[test]
 fn values_that_are_wrong_together() {
-    let cases: &[(&[(&str, &str)], &str, &str)] = &[
+    /// What is set, the setting that is blamed, and a part of the message.
+    type Case = (
+        &'static [(&'static str, &'static str)],
+        &'static str,
+        &'static str,
+    );
+    let cases: &[Case] = &[
         (
             &[("peer-keep-alive-ms", "2000")],
             "peer-keep-alive-ms = 2000",

@@ -14,10 +14,13 @@
 //! * From one accepted file to the next a shard's generation never goes down, its leader and
 //!   replicas change only with a higher generation, and a stream keeps its shards and routing.
 
+mod assignments;
+mod declared;
 mod draft;
 mod fault;
 mod jwks;
 mod model;
+mod names;
 mod parse;
 mod placement;
 mod routes;

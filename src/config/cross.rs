@@ -8,7 +8,7 @@ use crate::limits::MAX_INTERNAL_BODY_BYTES;
 
 use super::error::{shown, ConfigError};
 use super::gather::Values;
-use super::read::Config;
+use super::model::Config;
 
 /// What precedes a frame's body, on both protocols.
 const FRAME_HEADER_BYTES: u64 = 12;

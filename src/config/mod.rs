@@ -17,6 +17,7 @@ mod cores;
 mod cross;
 mod error;
 mod gather;
+mod model;
 mod open;
 mod print;
 mod read;
@@ -26,10 +27,10 @@ pub use args::ServeArgs;
 pub use cores::{CoreSelection, CoreSelectionError};
 pub use error::{ConfigError, ConfigErrors};
 pub use gather::Origin;
-pub use open::{load, Loaded};
-pub use print::reference;
-pub use read::{
+pub use model::{
     ClientSettings, Config, ExecutorSettings, ForwardSettings, PeerSettings, StorageSettings,
     SyncMethod,
 };
+pub use open::{load, Loaded};
+pub use print::reference;
 pub use settings::{Kind, Setting, SETTINGS};

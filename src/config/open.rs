@@ -6,9 +6,10 @@ use crate::tls::{ClientCertSource, ClientTls, PeerTls, TlsFault};
 
 use super::args::ServeArgs;
 use super::cross;
-use super::error::{from_catalog, from_tls, ConfigError, ConfigErrors};
+use super::error::{from_catalog, from_tls, shown, ConfigError, ConfigErrors};
 use super::gather::gather;
-use super::read::{read_config, Config, ValueReader};
+use super::model::Config;
+use super::read::{read_config, Draft, ValueReader};
 
 /// A configuration that passed every check, with what was read on the way.
 #[derive(Debug)]
@@ -33,9 +34,11 @@ impl Config {
         environment: &[(String, String)],
     ) -> Result<Self, ConfigErrors> {
         let mut errors = Vec::new();
-        match resolve(args, environment, &mut errors) {
-            Some(config) if errors.is_empty() => Ok(config),
-            _ => Err(ConfigErrors(errors)),
+        let draft = resolve(args, environment, &mut errors);
+        if errors.is_empty() {
+            Ok(draft.config)
+        } else {
+            Err(ConfigErrors(errors))
         }
     }
 
@@ -54,15 +57,13 @@ fn resolve(
     args: &ServeArgs,
     environment: &[(String, String)],
     errors: &mut Vec<ConfigError>,
-) -> Option<Config> {
+) -> Draft {
     let values = gather(args, environment, errors);
     let reader = ValueReader::new(&values);
-    let config = read_config(&reader, &values);
+    let draft = read_config(&reader, &values);
     errors.extend(reader.errors.into_inner());
-    if let Some(config) = &config {
-        errors.extend(cross::check(config));
-    }
-    config
+    errors.extend(cross::check(&draft.config));
+    draft
 }
 
 /// The full check, the same for `--check-config` and for a start. `now_s` is the wall clock in
@@ -73,21 +74,28 @@ pub fn load(
     now_s: u64,
 ) -> Result<Loaded, ConfigErrors> {
     let mut errors = Vec::new();
-    let Some(config) = resolve(args, environment, &mut errors) else {
-        return Err(ConfigErrors(errors));
-    };
     let mut warnings = Vec::new();
-    let catalog = match CatalogFile::load(&config.catalog) {
-        Ok(file) => {
-            check_against_catalog(&config, &file.catalog, &mut errors, &mut warnings);
+    let draft = resolve(args, environment, &mut errors);
+    let catalog = draft
+        .has_catalog
+        .then(|| CatalogFile::load(&draft.config.catalog));
+    let catalog = match catalog {
+        None => None,
+        Some(Ok(file)) => {
+            check_against_catalog(&draft, &file.catalog, &mut errors, &mut warnings);
             Some(file)
         }
-        Err(faults) => {
+        Some(Err(faults)) => {
             errors.extend(from_catalog(faults));
             None
         }
     };
-    let peer_tls = load_peer_tls(&config, now_s, &mut errors, &mut warnings);
+    let peer_tls = if draft.has_node_id {
+        load_peer_tls(&draft.config, now_s, &mut errors, &mut warnings)
+    } else {
+        None
+    };
+    let config = draft.config;
     let node_catalog = catalog.as_ref().map(|file| &*file.catalog);
     let client_tls = load_client_tls(&config, node_catalog, now_s, &mut errors, &mut warnings);
     match (catalog, peer_tls, client_tls) {
@@ -106,7 +114,7 @@ fn about(key: &str, config: &Config, rule: String, remedy: &str) -> ConfigError 
     let found = config.values.get(key);
     ConfigError {
         key: key.to_string(),
-        value: found.map_or_else(|| "(unset)".to_string(), |found| found.text.clone()),
+        value: found.map_or_else(|| "(unset)".to_string(), |found| shown(&found.text)),
         origin: found.map_or_else(String::new, |found| found.origin.to_string()),
         rule,
         remedy: remedy.to_string(),
@@ -114,12 +122,14 @@ fn about(key: &str, config: &Config, rule: String, remedy: &str) -> ConfigError 
 }
 
 fn check_against_catalog(
-    config: &Config,
+    draft: &Draft,
     catalog: &Catalog,
     errors: &mut Vec<ConfigError>,
     warnings: &mut Vec<String>,
 ) {
+    let config = &draft.config;
     match catalog.node_by_id(config.node_id.as_str()) {
+        None if !draft.has_node_id => {}
         None => {
             let file = config.catalog.display();
             let rule = format!("must be a [[node]] of {file}");
@@ -138,7 +148,12 @@ fn check_against_catalog(
             }
         }
     }
-    if catalog.max_replicas() > 1 && config.peer.tls.is_none() {
+    let peer_files = ["internal-tls-cert", "internal-tls-key", "internal-tls-ca"];
+    if peer_files.iter().any(|key| config.values.contains_key(key)) {
+        // Given; what is wrong with them is reported where they are read.
+        return;
+    }
+    if catalog.max_replicas() > 1 {
         let many = catalog.sharded().iter().find(|spec| spec.replicas > 1);
         let title = many.map_or_else(String::new, |spec| spec.title());
         errors.push(about(
@@ -147,7 +162,7 @@ fn check_against_catalog(
             format!("must be set for replication, and {title} has replicas"),
             "set internal-tls-cert, internal-tls-key and internal-tls-ca, or use replicas = 1: without them whoever reaches the internal port can rewrite the logs",
         ));
-    } else if config.peer.tls.is_none() {
+    } else {
         warnings.push(format!(
             "brokers do not authenticate each other: whoever reaches {} is a peer; set internal-tls-cert, internal-tls-key and internal-tls-ca",
             config.internal_listen

@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use super::args::notes;
 use super::error::shown;
-use super::read::{whole, Config};
+use super::model::Config;
+use super::read::whole;
 use super::settings::{Kind, SETTINGS};
 
 impl Config {

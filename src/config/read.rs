@@ -12,160 +12,11 @@ use crate::tls::PeerTlsPaths;
 use super::cores::CoreSelection;
 use super::error::{shown, ConfigError};
 use super::gather::{Found, Values};
+use super::model::{
+    ClientSettings, Config, ExecutorSettings, ForwardSettings, PeerSettings, StorageSettings,
+    SyncMethod,
+};
 use super::settings::{Absent, Kind, Setting};
-
-/// How a commit reaches stable storage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SyncMethod {
-    /// The file is open with O_DSYNC.
-    Odsync,
-    /// Each write is followed by fdatasync.
-    Fdatasync,
-}
-
-/// Settings of the executors, one a data core.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ExecutorSettings {
-    /// Which cores.
-    pub cores: CoreSelection,
-    /// Submission entries of each ring.
-    pub queue_depth: u32,
-    /// Registered memory of each ring.
-    pub io_memory_bytes: usize,
-    /// Time slice.
-    pub preempt: Duration,
-    /// Looking for work before sleeping.
-    pub spin: Duration,
-    /// Messages waiting between two cores.
-    pub lane_capacity: usize,
-    /// A loop that has not turned for this long is stalled.
-    pub stall: Duration,
-}
-
-/// Settings of each core's log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StorageSettings {
-    /// Size of a segment.
-    pub segment_bytes: u64,
-    /// Bytes that close a commit group.
-    pub commit_max_bytes: usize,
-    /// How long a group may wait for more.
-    pub commit_max_delay: Duration,
-    /// Groups on their way at once.
-    pub commits_in_flight: usize,
-    /// How a commit reaches stable storage.
-    pub sync_method: SyncMethod,
-    /// Bytes not on disk yet.
-    pub max_queued_bytes: usize,
-    /// Segments zeroed in advance.
-    pub prewritten_segments: usize,
-    /// Recent records in memory.
-    pub recent_bytes: usize,
-    /// Free space kept.
-    pub reserve_bytes: u64,
-}
-
-/// Settings of the links between brokers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PeerSettings {
-    /// The three files of peer authentication, or none.
-    pub tls: Option<PeerTlsPaths>,
-    /// Unanswered requests per peer and core.
-    pub in_flight: usize,
-    /// Their bytes.
-    pub in_flight_bytes: u64,
-    /// Streams of a link.
-    pub streams: u8,
-    /// Requests of all peers a core works on at once.
-    pub inbound_in_flight: usize,
-    /// How long an answer may take.
-    pub request_timeout: Duration,
-    /// How long connecting and greeting may take.
-    pub connect_timeout: Duration,
-    /// Ping interval.
-    pub keep_alive: Duration,
-    /// Silence that ends a link.
-    pub idle_timeout: Duration,
-    /// A link without requests is closed after this.
-    pub unused_close: Duration,
-    /// First wait before dialling again.
-    pub backoff_min: Duration,
-    /// Longest wait before dialling again.
-    pub backoff_max: Duration,
-    /// First wait after a refusal.
-    pub refused_backoff: Duration,
-    /// Receive window of a stream.
-    pub stream_window_bytes: u32,
-    /// Receive window of a connection.
-    pub connection_window_bytes: u32,
-}
-
-/// Bounds of a forwarded request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ForwardSettings {
-    /// Sends at most.
-    pub attempts: u8,
-    /// No attempt begins later.
-    pub budget: Duration,
-}
-
-/// Settings towards clients.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClientSettings {
-    /// Certificate and key files; made at start without.
-    pub cert_and_key: Option<(PathBuf, PathBuf)>,
-    /// Refuse clients that offer no protocol.
-    pub require_alpn: bool,
-    /// Connections of the broker.
-    pub max_connections: usize,
-    /// Silence that ends a connection.
-    pub idle_timeout: Duration,
-    /// Time to show a token.
-    pub auth_timeout: Duration,
-    /// Largest frame.
-    pub max_frame_bytes: u32,
-    /// Receive window of a stream.
-    pub stream_window_bytes: u32,
-    /// Receive window of a connection.
-    pub connection_window_bytes: u32,
-    /// An acknowledged publish is answered within this.
-    pub publish_answer_timeout: Duration,
-    /// Wait for a majority.
-    pub quorum_timeout: Duration,
-    /// Tokens a core remembers.
-    pub token_cache_entries: usize,
-}
-
-/// Everything the broker was told. Each value is in its range; [`super::load`] also checks
-/// them against each other and against the files they name.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// This broker's name.
-    pub node_id: NodeId,
-    /// Directory of the logs.
-    pub data_dir: PathBuf,
-    /// The catalog file.
-    pub catalog: PathBuf,
-    /// Longest orderly stop.
-    pub shutdown_deadline: Duration,
-    /// Where clients connect.
-    pub client_listen: SocketAddr,
-    /// Where brokers connect.
-    pub internal_listen: SocketAddr,
-    /// Where operators connect.
-    pub admin_listen: SocketAddr,
-    /// The executors.
-    pub executor: ExecutorSettings,
-    /// The logs.
-    pub storage: StorageSettings,
-    /// The links between brokers.
-    pub peer: PeerSettings,
-    /// Forwarded requests.
-    pub forward: ForwardSettings,
-    /// Clients.
-    pub client: ClientSettings,
-    pub(super) values: Values,
-}
 
 /// A whole number; digits may be grouped with underscores.
 pub(super) fn whole(text: &str) -> Option<u64> {
@@ -224,21 +75,25 @@ impl<'a> ValueReader<'a> {
         });
     }
 
-    /// A number in its declared range; the lower end when it is wrong, so that reading goes on.
+    /// A number in its declared range. A wrong one is reported and the default stands in for
+    /// it, so that the other checks go on with something sensible.
     fn whole(&self, name: &'static str) -> u64 {
         let Some(Kind::Whole(min, max)) = Setting::find(name).map(|setting| setting.kind) else {
             return 0;
         };
-        let Some(found) = self.find(name) else {
-            return min;
+        let stand_in = match Setting::find(name).map(|setting| setting.absent) {
+            Some(Absent::Default(text)) => whole(text).unwrap_or(min),
+            _ => min,
         };
-        whole(&found.text)
-            .filter(|n| (min..=max).contains(n))
-            .unwrap_or_else(|| {
-                let rule = format!("must be a whole number from {min} to {max}");
-                self.wrong(name, found, rule, "choose a number in this range");
-                min
-            })
+        let Some(found) = self.find(name) else {
+            return stand_in;
+        };
+        let in_range = whole(&found.text).filter(|n| (min..=max).contains(n));
+        in_range.unwrap_or_else(|| {
+            let rule = format!("must be a whole number from {min} to {max}");
+            self.wrong(name, found, rule, "choose a number in this range");
+            stand_in
+        })
     }
 
     fn size(&self, name: &'static str) -> usize {
@@ -326,6 +181,7 @@ impl<'a> ValueReader<'a> {
             })
     }
 
+    /// The broker's name, `None` when it is missing or wrong.
     fn node_id(&self, name: &'static str) -> Option<NodeId> {
         let found = self.find(name)?;
         let is_address = found.text.parse::<std::net::IpAddr>().is_ok();
@@ -368,8 +224,18 @@ impl<'a> ValueReader<'a> {
     }
 }
 
-/// Reads every setting. `None` when one without which there is no configuration is missing.
-pub(super) fn read_config(reader: &ValueReader, values: &Values) -> Option<Config> {
+/// What was read. Where a setting is missing or wrong, which is reported, something stands in
+/// for it, so that everything else can still be checked in the same run.
+pub(super) struct Draft {
+    pub config: Config,
+    /// The node id is the operator's, not a stand-in.
+    pub has_node_id: bool,
+    /// The catalog's path is the operator's, not a stand-in.
+    pub has_catalog: bool,
+}
+
+/// Reads every setting.
+pub(super) fn read_config(reader: &ValueReader, values: &Values) -> Draft {
     let node_id = reader.node_id("node-id");
     let data_dir = reader.path("data-dir");
     let catalog = reader.path("catalog");
@@ -385,10 +251,12 @@ pub(super) fn read_config(reader: &ValueReader, values: &Values) -> Option<Confi
         budget: reader.ms("forward-budget-ms"),
     };
     let client = read_client(reader);
-    Some(Config {
-        node_id: node_id?,
-        data_dir: data_dir?,
-        catalog: catalog?,
+    let (has_node_id, has_catalog) = (node_id.is_some(), catalog.is_some());
+    let stand_in = || NodeId::new("unset").expect("a DNS name");
+    let config = Config {
+        node_id: node_id.unwrap_or_else(stand_in),
+        data_dir: data_dir.unwrap_or_default(),
+        catalog: catalog.unwrap_or_default(),
         shutdown_deadline,
         client_listen,
         internal_listen,
@@ -399,7 +267,12 @@ pub(super) fn read_config(reader: &ValueReader, values: &Values) -> Option<Confi
         forward,
         client,
         values: values.clone(),
-    })
+    };
+    Draft {
+        config,
+        has_node_id,
+        has_catalog,
+    }
 }
 
 fn read_executor(reader: &ValueReader) -> ExecutorSettings {
@@ -485,7 +358,8 @@ mod tests {
         let mut errors = Vec::new();
         let values = gather(&args, &[], &mut errors);
         let reader = ValueReader::new(&values);
-        assert!(read_config(&reader, &values).is_some());
+        let draft = read_config(&reader, &values);
+        assert!(draft.has_node_id && draft.has_catalog);
         errors.extend(reader.errors.into_inner());
         assert_eq!(errors, []);
         let asked = reader.asked.into_inner();
