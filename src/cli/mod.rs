@@ -10,6 +10,7 @@ mod cluster;
 mod exit;
 mod frame;
 mod logging;
+mod serve;
 mod status;
 mod token;
 
@@ -47,6 +48,9 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run one broker
+    #[command(after_help = SERVE_EXAMPLES)]
+    Serve(crate::config::ServeArgs),
     /// Run a local cluster
     Cluster(cluster::ClusterArgs),
     /// Make development certificates and a token signing key
@@ -60,6 +64,14 @@ enum Command {
     /// Decode or encode protocol frames, one a line
     Frame(frame::FrameArgs),
 }
+
+const SERVE_EXAMPLES: &str = "Examples:\n  \
+    # From a file, with one setting overridden\n  \
+    felix-uring serve --config /etc/felix-uring/broker.toml --cores 4\n\n  \
+    # Only judge the configuration, certificates and catalog included\n  \
+    felix-uring serve --config /etc/felix-uring/broker.toml --check-config\n\n  \
+    # The effective configuration, as a file that can be fed back in\n  \
+    felix-uring serve --config /etc/felix-uring/broker.toml --print-config";
 
 /// Runs the program with these arguments, the first being its own name.
 pub fn run<I, T>(args: I) -> ExitCode
@@ -91,6 +103,7 @@ fn dispatch(cli: &Cli) -> Result<Exit, CommandError> {
     cli.log.install()?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let exit = match &cli.command {
+        Command::Serve(args) => serve::run(args, &mut out),
         Command::Cluster(args) => cluster::run(args, &mut out),
         Command::Token(args) => token::run(args, &mut out),
         Command::Frame(args) => frame::run(args, std::io::stdin().lock(), &mut out),

@@ -1,3 +1,9 @@
-//! The event loop of a core: QUIC, storage, lanes and timers on glommio.
+//! The broker on glommio: the event loop of a core, QUIC, storage, and what starts and stops them.
 
+pub mod core;
 pub mod quic;
+mod secret;
+mod serve;
+mod settings;
+
+pub use serve::{serve, ServeError, ServeSummary};

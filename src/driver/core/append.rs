@@ -1,0 +1,254 @@
+//! The owner's side of a write: last check of ownership, append, and the answer once durable.
+//!
+//! Invariants:
+//! * INV-1: a waiter is answered `Stored` only from a storage completion, which exists only after
+//!   the flush that covers the records.
+//! * INV-2: each waiter is answered exactly once; a token that was used names nothing.
+//! * INV-3: nothing is appended unless this broker leads the shard at exactly the generation the
+//!   request was admitted at, checked on the core that owns the shard.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use storage_uring::{AppendError, Completion, LogKind, LogName, LogRef};
+
+use crate::ids::{CorrelationId, Generation, Offset, ShardId, ShardKind};
+use crate::proto::outcome::Appended;
+use crate::wire::internal::Payloads;
+
+use super::client::ClientPublish;
+use super::message::{AppendRefusal, AppendResult, LaneAppend, LaneMsg};
+use super::Core;
+use crate::driver::quic::{ConnId, StreamId};
+
+/// Who is told what an append came to.
+pub(super) enum AppendWaiter {
+    /// A client of this core.
+    Client(Box<ClientPublish>),
+    /// A peer's request that arrived on this core.
+    Peer {
+        conn: ConnId,
+        stream: StreamId,
+        correlation: CorrelationId,
+    },
+    /// A forward of this core that turned out to be ours.
+    Forward { token: u64 },
+    /// Another core.
+    Lane { core: usize, ticket: u64 },
+}
+
+/// A log this core has opened.
+pub(super) struct OpenLog {
+    pub log: LogRef,
+    /// Reads that wait for the next record.
+    pub waiting_reads: HashMap<super::reads::ReadWaiter, (u64, usize)>,
+}
+
+pub(super) fn log_name(shard: &ShardId, kind: LogKind) -> LogName {
+    LogName {
+        kind,
+        tenant: shard.tenant.as_str().to_owned(),
+        namespace: shard.namespace.as_str().to_owned(),
+        name: shard.name.as_str().to_owned(),
+        shard: shard.shard,
+    }
+}
+
+impl Core {
+    /// Appends here or hands the batch to the core that owns the shard.
+    pub(super) fn append(
+        &mut self,
+        shard: &Arc<ShardId>,
+        core: u16,
+        generation: Generation,
+        payloads: Payloads,
+        waiter: AppendWaiter,
+    ) {
+        if core == self.index {
+            return self.append_here(shard, generation, &payloads, waiter);
+        }
+        let ticket = self.lane_appends.insert(waiter);
+        let message = LaneMsg::Append(Box::new(LaneAppend {
+            ticket,
+            shard: Arc::clone(shard),
+            generation,
+            payloads,
+        }));
+        if self.send_request(usize::from(core), message).is_err() {
+            if let Some(waiter) = self.lane_appends.remove(ticket) {
+                let refused = AppendResult::Refused(AppendRefusal::Overloaded);
+                self.finish_append(waiter, refused);
+            }
+        }
+    }
+
+    pub(super) fn append_here(
+        &mut self,
+        shard: &Arc<ShardId>,
+        generation: Generation,
+        payloads: &Payloads,
+        waiter: AppendWaiter,
+    ) {
+        if let Err(refusal) = self.check_leads(shard, generation) {
+            return self.finish_append(waiter, AppendResult::Refused(refusal));
+        }
+        if payloads.is_empty() {
+            return self.finish_append(waiter, AppendResult::Stored(Appended::NOTHING));
+        }
+        let log = match self.open_log(shard) {
+            Ok(log) => log,
+            Err(refusal) => return self.finish_append(waiter, AppendResult::Refused(refusal)),
+        };
+        let token = self.appends.insert(waiter);
+        let appended = self
+            .storage
+            .append(log, generation.0, self.wall_us, payloads.iter(), token);
+        if let Err(error) = appended {
+            let refusal = match error {
+                AppendError::Overloaded => AppendRefusal::Overloaded,
+                AppendError::DiskFull => AppendRefusal::DiskFull,
+                AppendError::Failed | AppendError::Damaged => AppendRefusal::LogFailed,
+                AppendError::TooLarge { .. } => AppendRefusal::TooLarge,
+                AppendError::OutOfRange => {
+                    self.metrics.internal_faults.inc();
+                    AppendRefusal::LogFailed
+                }
+            };
+            if let Some(waiter) = self.appends.remove(token) {
+                self.finish_append(waiter, AppendResult::Refused(refusal));
+            }
+        }
+    }
+
+    fn check_leads(&self, shard: &ShardId, generation: Generation) -> Result<(), AppendRefusal> {
+        match self.routes.shard(shard) {
+            Some(route) if route.is_local && route.generation == generation => Ok(()),
+            Some(_) | None => Err(AppendRefusal::Moved),
+        }
+    }
+
+    /// The log of a shard of this core, opened on first use.
+    pub(super) fn open_log(&mut self, shard: &Arc<ShardId>) -> Result<LogRef, AppendRefusal> {
+        if let Some(open) = self.logs.get(shard) {
+            return Ok(open.log);
+        }
+        let kind = match shard.kind {
+            ShardKind::Stream => LogKind::Stream,
+            ShardKind::Cache => LogKind::Cache,
+        };
+        match self.storage.open_log(&log_name(shard, kind)) {
+            Ok(log) => {
+                self.log_shards.insert(log, Arc::clone(shard));
+                let open = OpenLog {
+                    log,
+                    waiting_reads: HashMap::new(),
+                };
+                self.logs.insert(Arc::clone(shard), open);
+                Ok(log)
+            }
+            Err(error) => {
+                self.report_shard_failure(shard, &error);
+                Err(AppendRefusal::LogFailed)
+            }
+        }
+    }
+
+    /// Takes the storage's completions of this turn and answers their waiters.
+    pub(super) fn take_completions(&mut self) -> bool {
+        let mut completions = std::mem::take(&mut self.completions);
+        self.storage.poll_completions(&mut completions);
+        let any = !completions.is_empty();
+        for Completion {
+            token,
+            log,
+            range,
+            result,
+        } in completions.drain(..)
+        {
+            let result = match result {
+                Ok(()) => AppendResult::Stored(Appended {
+                    first: Offset(range.start),
+                    last: Offset(range.end.saturating_sub(1)),
+                }),
+                Err(_) => AppendResult::StorageFailed,
+            };
+            self.touched_logs.push(log);
+            if let Some(waiter) = self.appends.remove(token) {
+                self.finish_append(waiter, result);
+            }
+        }
+        self.completions = completions;
+        self.wake_touched_readers();
+        any
+    }
+
+    pub(super) fn finish_append(&mut self, waiter: AppendWaiter, result: AppendResult) {
+        match waiter {
+            AppendWaiter::Client(publish) => self.answer_local_publish(*publish, result),
+            AppendWaiter::Peer {
+                conn,
+                stream,
+                correlation,
+            } => {
+                self.answer_peer_append(conn, stream, correlation, result);
+            }
+            AppendWaiter::Forward { token } => self.forward_applied_here(token, result),
+            AppendWaiter::Lane { core, ticket } => {
+                self.send_answer(core, LaneMsg::AppendDone { ticket, result });
+            }
+        }
+    }
+
+    /// A request to another core; `Err` when its lane is full.
+    pub(super) fn send_request(&mut self, core: usize, message: LaneMsg) -> Result<(), ()> {
+        // Behind waiting answers a request would overtake them; both use one lane.
+        if !self.lane_backlog[core].is_empty() {
+            self.metrics.lane_full.inc();
+            return Err(());
+        }
+        match self.port.try_send(core, message) {
+            Ok(()) => {
+                self.metrics.lane_sent.inc();
+                Ok(())
+            }
+            Err(_) => {
+                self.metrics.lane_full.inc();
+                Err(())
+            }
+        }
+    }
+
+    /// An answer to another core: waits in the backlog while the lane is full.
+    pub(super) fn send_answer(&mut self, core: usize, message: LaneMsg) {
+        if self.lane_backlog[core].is_empty() {
+            match self.port.try_send(core, message) {
+                Ok(()) => self.metrics.lane_sent.inc(),
+                Err(full) => self.lane_backlog[core].push_back(full.value),
+            }
+        } else {
+            self.lane_backlog[core].push_back(message);
+        }
+    }
+
+    /// Sends what waits for room; true when something still waits.
+    pub(super) fn drain_backlog(&mut self) -> bool {
+        let mut waits = false;
+        for core in 0..self.lane_backlog.len() {
+            while let Some(message) = self.lane_backlog[core].pop_front() {
+                if let Err(full) = self.port.try_send(core, message) {
+                    self.lane_backlog[core].push_front(full.value);
+                    waits = true;
+                    break;
+                }
+                self.metrics.lane_sent.inc();
+            }
+        }
+        waits
+    }
+
+    /// Microseconds from `since` to now, for histograms.
+    pub(super) fn elapsed_us(&self, since: Instant) -> u64 {
+        self.now.saturating_duration_since(since).as_micros() as u64
+    }
+}

@@ -1,0 +1,348 @@
+//! Publishes: from a batch on a client's stream to the shard's log, here or on another broker.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::auth::{Action, Resource};
+use crate::catalog::{RouteTable, ShardRoute};
+use crate::ids::ShardId;
+use crate::limits::MAX_RECORD_BYTES;
+use crate::metrics::{AckOutcome, ClientCode};
+use crate::proto::client_code::{
+    invalid, of_append_failure, of_indeterminate, of_refused, of_route_refusal, AppendFailure,
+};
+use crate::proto::client_session::{OwedId, Written};
+use crate::proto::forward::ForwardOp;
+use crate::proto::outcome::{Appended, Outcome, Target};
+use crate::proto::ownership::{route_local, Load, LocalRoute, Owner, RouteRefusal, ShardView};
+use crate::wire::client::{
+    Blob, ErrorCode, Refusal, Request, RetryClass, ShardOwner, ToBroker, WireCode,
+};
+use crate::wire::internal::{AckMode, Payloads};
+use crate::wire::routing::shard_for_key;
+
+use super::super::append::AppendWaiter;
+use super::super::forward::ForwardBody;
+use super::super::message::{AppendRefusal, AppendResult};
+use super::auth::Identity;
+use super::Core;
+use crate::driver::quic::{ConnId, StreamId};
+
+/// A batch taken from a client and not settled yet.
+pub(in crate::driver::core) struct ClientPublish {
+    conn: ConnId,
+    stream: StreamId,
+    owed: OwedId,
+    identity: Rc<Identity>,
+    records: u32,
+    bytes: u32,
+    taken_at: Instant,
+}
+
+/// A publish, whichever form it came in.
+struct Publish<'a> {
+    tenant: &'a str,
+    namespace: &'a str,
+    stream: &'a str,
+    key: Option<&'a [u8]>,
+    shard: Option<u32>,
+    payloads: Payloads,
+}
+
+impl<'a> Publish<'a> {
+    /// The JSON forms are copied once into the form the log and the wire use.
+    fn of(message: &'a ToBroker) -> Result<Self, Refusal> {
+        match message {
+            ToBroker::Publish(m) => Ok(Self {
+                tenant: &m.tenant_id,
+                namespace: &m.namespace,
+                stream: &m.stream,
+                key: m.key.as_deref(),
+                shard: None,
+                payloads: m.payloads.clone(),
+            }),
+            ToBroker::Request(Request::Publish(m)) => Ok(Self {
+                tenant: &m.tenant_id,
+                namespace: &m.namespace,
+                stream: &m.stream,
+                key: m.key.as_ref().map(|key| key.0.as_ref()),
+                shard: m.shard,
+                payloads: section(std::slice::from_ref(&m.payload))?,
+            }),
+            ToBroker::Request(Request::PublishJsonBatch(m)) => Ok(Self {
+                tenant: &m.tenant_id,
+                namespace: &m.namespace,
+                stream: &m.stream,
+                key: m.key.as_ref().map(|key| key.0.as_ref()),
+                shard: m.shard,
+                payloads: section(&m.payloads)?,
+            }),
+            ToBroker::Request(_) => Err(invalid("not a publish")),
+        }
+    }
+}
+
+fn section(payloads: &[Blob]) -> Result<Payloads, Refusal> {
+    Payloads::from_slices(payloads.iter().map(|blob| blob.0.as_ref()))
+        .map_err(|error| Refusal::new(ErrorCode::LimitExceeded, error.to_string()))
+}
+
+impl Core {
+    pub(super) fn on_publish(
+        &mut self,
+        conn: ConnId,
+        stream: StreamId,
+        identity: &Rc<Identity>,
+        owed: OwedId,
+        message: ToBroker,
+    ) {
+        let mut taken = Box::new(ClientPublish {
+            conn,
+            stream,
+            owed,
+            identity: Rc::clone(identity),
+            records: 0,
+            bytes: 0,
+            taken_at: self.now,
+        });
+        self.metrics.publishes_in_flight.add(1);
+        let routes = Arc::clone(&self.routes);
+        let checked = Publish::of(&message).and_then(|publish| {
+            let shard = check_publish(&routes, identity, &publish)?;
+            Ok((publish, shard))
+        });
+        let (publish, shard) = match checked {
+            Ok(checked) => checked,
+            Err(refusal) => return self.settle_publish(*taken, Err(refusal)),
+        };
+        taken.records = publish.payloads.len() as u32;
+        taken.bytes = publish.payloads.as_wire().len() as u32;
+        self.metrics
+            .publish_in_flight_bytes
+            .add(u64::from(taken.bytes));
+        if let Some(client) = self.clients.get_mut(&conn) {
+            client.in_flight_bytes += taken.bytes as usize;
+        }
+        self.route_publish(&routes, shard, publish.payloads, taken);
+    }
+
+    fn route_publish(
+        &mut self,
+        routes: &RouteTable,
+        shard: &ShardRoute,
+        payloads: Payloads,
+        taken: Box<ClientPublish>,
+    ) {
+        let view = ShardView {
+            owner: match shard.is_local {
+                true => Owner::Me,
+                false => Owner::Other {
+                    node: &routes.node(shard.leader).node_id,
+                },
+            },
+            generation: shard.generation,
+            serving: self.serving(shard),
+        };
+        match route_local(Some(view), Load::Normal, true) {
+            LocalRoute::Serve { generation } => {
+                let waiter = AppendWaiter::Client(taken);
+                self.append(&shard.shard_id, shard.core.0, generation, payloads, waiter);
+            }
+            // An empty batch is never forwarded: there is nothing to write anywhere.
+            LocalRoute::Remote(_) if payloads.is_empty() => {
+                self.settle_publish(*taken, Ok(Written::default()));
+            }
+            LocalRoute::Remote(target) => {
+                self.forward_publish(target, &shard.shard_id, payloads, taken);
+            }
+            LocalRoute::Refuse(refusal) => {
+                self.settle_publish(*taken, Err(of_route_refusal(refusal)));
+            }
+        }
+    }
+
+    fn forward_publish(
+        &mut self,
+        target: Target,
+        shard: &Arc<ShardId>,
+        payloads: Payloads,
+        taken: Box<ClientPublish>,
+    ) {
+        let (conn, stream) = (taken.conn, taken.stream);
+        let previous = self
+            .client_stream(conn, stream)
+            .and_then(|state| state.last_forward);
+        let body = ForwardBody {
+            shard_id: Arc::clone(shard),
+            ack: AckMode::OnCommit,
+            payloads,
+            credential: taken.identity.credential.clone(),
+            order_key: order_key(conn, stream),
+            previous,
+        };
+        let token = self.start_forward(target, body, taken);
+        if let Some(state) = self.client_stream(conn, stream) {
+            state.last_forward = Some(token);
+        }
+    }
+
+    /// The answer to a publish this broker's own log took or refused.
+    pub(in crate::driver::core) fn answer_local_publish(
+        &mut self,
+        publish: ClientPublish,
+        result: AppendResult,
+    ) {
+        let result = match result {
+            AppendResult::Stored(at) => {
+                self.metrics.publishes_acked.inc(AckOutcome::Local);
+                Ok(Written {
+                    first_offset: at.first_written(),
+                    owner: None,
+                })
+            }
+            AppendResult::Refused(refusal) => Err(of_append_refusal(refusal)),
+            AppendResult::StorageFailed => Err(of_append_failure(AppendFailure::FlushFailed)),
+        };
+        self.settle_publish(publish, result);
+    }
+
+    /// The answer to a forwarded publish, from the owner's answer or the lack of one.
+    pub(in crate::driver::core) fn answer_forwarded_publish(
+        &mut self,
+        publish: ClientPublish,
+        outcome: Outcome<Appended>,
+    ) {
+        let result = match outcome {
+            Outcome::Done { reply, owner } => {
+                self.metrics.publishes_acked.inc(AckOutcome::Forwarded);
+                let owner = Some(self.shard_owner(&owner));
+                Ok(Written {
+                    first_offset: reply.first_written(),
+                    owner,
+                })
+            }
+            Outcome::Refused(refused) => Err(of_refused(&refused)),
+            Outcome::Indeterminate(cause) => Err(of_indeterminate(ForwardOp::Publish, cause)),
+        };
+        self.settle_publish(publish, result);
+    }
+
+    fn settle_publish(&mut self, publish: ClientPublish, result: Result<Written, Refusal>) {
+        match &result {
+            Ok(_) => {
+                self.metrics
+                    .published_records
+                    .add(u64::from(publish.records));
+                self.metrics.published_bytes.add(u64::from(publish.bytes));
+            }
+            Err(refusal) if refusal.class() == Some(RetryClass::OutcomeUnknown) => {
+                self.metrics.publishes_unknown.inc();
+            }
+            Err(refusal) => {
+                if let Some(code) = client_code(refusal) {
+                    self.metrics.publishes_refused.inc(code);
+                }
+            }
+        }
+        self.metrics.publishes_in_flight.sub(1);
+        self.metrics
+            .publish_in_flight_bytes
+            .sub(u64::from(publish.bytes));
+        self.metrics
+            .publish_ack_us
+            .record_us(self.elapsed_us(publish.taken_at));
+        let (conn, stream) = (publish.conn, publish.stream);
+        if let Some(state) = self.client_stream(conn, stream) {
+            state.session.settle(publish.owed, result);
+        }
+        self.run_stream(conn, stream);
+        if let Some(client) = self.clients.get_mut(&conn) {
+            client.in_flight_bytes = client
+                .in_flight_bytes
+                .saturating_sub(publish.bytes as usize);
+        }
+        self.resume_paused(conn);
+    }
+
+    pub(super) fn shard_owner(&self, owner: &Target) -> ShardOwner {
+        let addr = self
+            .routes
+            .node_by_id(owner.node.as_str())
+            .map(|index| self.routes.node(index).client_addr.to_string());
+        ShardOwner {
+            node_id: owner.node.to_string(),
+            addr,
+            generation: owner.generation.0,
+        }
+    }
+}
+
+/// Permission, existence, shard, sizes: in that order, so that nothing is told to a token that may
+/// not know it.
+fn check_publish<'r>(
+    routes: &'r RouteTable,
+    identity: &Identity,
+    publish: &Publish<'_>,
+) -> Result<&'r ShardRoute, Refusal> {
+    let resource = Resource::Stream {
+        tenant: publish.tenant,
+        namespace: publish.namespace,
+        stream: publish.stream,
+    };
+    if !identity.grant.allows(Action::StreamPublish, &resource) {
+        return Err(of_route_refusal(RouteRefusal::Forbidden));
+    }
+    let route = routes
+        .stream(publish.tenant, publish.namespace, publish.stream)
+        .ok_or_else(|| of_route_refusal(RouteRefusal::NotFound))?;
+    let shard = match publish.shard {
+        Some(shard) => shard,
+        None => shard_for_key(publish.key, route.shards.len() as u32, route.routing),
+    };
+    let shard = route
+        .shards
+        .get(shard as usize)
+        .ok_or_else(|| invalid("the shard is out of range"))?;
+    let largest = MAX_RECORD_BYTES as usize;
+    let may_be_large = publish.payloads.as_wire().len() > largest;
+    if may_be_large
+        && publish
+            .payloads
+            .iter()
+            .any(|payload| payload.len() > largest)
+    {
+        let why = format!("a record may have at most {MAX_RECORD_BYTES} bytes");
+        return Err(Refusal::new(ErrorCode::LimitExceeded, why));
+    }
+    Ok(shard)
+}
+
+fn of_append_refusal(refusal: AppendRefusal) -> Refusal {
+    match refusal {
+        AppendRefusal::Moved => {
+            Refusal::new(ErrorCode::ShardUnavailable, "the shard is moving").with_reason("moving")
+        }
+        AppendRefusal::Overloaded => of_append_failure(AppendFailure::QueueFull),
+        AppendRefusal::DiskFull => of_append_failure(AppendFailure::DiskFull),
+        AppendRefusal::TooLarge => of_append_failure(AppendFailure::TooLarge),
+        AppendRefusal::LogFailed => of_append_failure(AppendFailure::LogFailed),
+    }
+}
+
+/// The label a refusal is counted under.
+pub(super) fn client_code(refusal: &Refusal) -> Option<ClientCode> {
+    match refusal.code.as_ref()? {
+        WireCode::Known(code) => ClientCode::from_number(code.number()),
+        WireCode::Other(_) => None,
+    }
+}
+
+/// Spreads client streams over the streams of a peer link.
+fn order_key(conn: ConnId, stream: StreamId) -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    conn.hash(&mut hasher);
+    stream.hash(&mut hasher);
+    hasher.finish()
+}

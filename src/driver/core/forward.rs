@@ -1,0 +1,296 @@
+//! Publishes for shards of other brokers: one [`Forward`] machine each, carried out.
+//!
+//! The machine says whom to ask and when to stop; this file resolves names to links, keeps the
+//! payloads until the one terminal outcome, and hands that to the client's answer.
+//!
+//! Invariant INV-4: a client's forwarded publish is acknowledged from the owner's answer and from
+//! nothing else.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::ids::{NodeId, ShardId};
+use crate::metrics;
+use crate::proto::convert::PeerReply;
+use crate::proto::forward::{Forward, ForwardOp, Step};
+use crate::proto::outcome::{
+    Appended, ForwardKind, IndeterminateCause, NotSentCause, Outcome, PeerCode, PeerError, Refused,
+    SendResult, Target, UnknownCause,
+};
+use crate::proto::peer::StreamSlot;
+use crate::wire::internal::{AckMode, Credential, Payloads, ShardRef, Text};
+
+use super::append::AppendWaiter;
+use super::client::ClientPublish;
+use super::message::{AppendRefusal, AppendResult};
+use super::timers::Timer;
+use super::{peer_code, Core};
+
+/// A forward until its outcome.
+pub(super) struct PendingForward {
+    machine: Forward,
+    pub body: ForwardBody,
+    /// The broker asked last, and the stream it was asked on.
+    pub target: Target,
+    pub slot: Option<StreamSlot>,
+    publish: Box<ClientPublish>,
+    sent_at: Instant,
+}
+
+/// What is sent, whoever the owner turns out to be.
+pub(super) struct ForwardBody {
+    pub shard_id: Arc<ShardId>,
+    pub ack: AckMode,
+    pub payloads: Payloads,
+    pub credential: Credential,
+    /// Equal for the batches of one client stream, which must stay in order.
+    pub order_key: u64,
+    /// The forward before it on that client stream; while it is unanswered both use one peer stream.
+    pub previous: Option<u64>,
+}
+
+impl ForwardBody {
+    pub fn shard_ref(&self, target: &Target) -> Option<ShardRef> {
+        Some(ShardRef {
+            tenant: Text::new(self.shard_id.tenant.as_str()).ok()?,
+            namespace: Text::new(self.shard_id.namespace.as_str()).ok()?,
+            stream: Text::new(self.shard_id.name.as_str()).ok()?,
+            shard: self.shard_id.shard,
+            generation: target.generation,
+        })
+    }
+}
+
+impl Core {
+    pub(super) fn start_forward(
+        &mut self,
+        target: Target,
+        body: ForwardBody,
+        publish: Box<ClientPublish>,
+    ) -> u64 {
+        let limits = self.settings.forward_limits;
+        let (machine, step) = Forward::start(ForwardOp::Publish, target.clone(), self.mono, limits);
+        let pending = PendingForward {
+            machine,
+            body,
+            target,
+            slot: None,
+            publish,
+            sent_at: self.now,
+        };
+        let token = self.forwards.insert(pending);
+        self.metrics
+            .forwards_in_flight
+            .set(self.forwards.len() as u64);
+        self.run_forward(token, step);
+        token
+    }
+
+    /// Carries out steps until the forward waits for something or ends.
+    pub(super) fn run_forward(&mut self, token: u64, step: Step<PeerReply>) {
+        let mut step = step;
+        loop {
+            match step {
+                Step::Nothing => return,
+                Step::WaitUntil(at) => return self.timers.push(at, Timer::Forward { token }),
+                Step::Finish(outcome) => return self.finish_forward(token, outcome),
+                Step::Send { target, kind } => match self.send_forward(token, &target, kind) {
+                    Ok(()) => return,
+                    Err((sent_as, cause)) => {
+                        self.count_not_sent(cause);
+                        let Some(pending) = self.forwards.get_mut(token) else {
+                            return;
+                        };
+                        let result = SendResult::NotSent(cause);
+                        step = pending.machine.on_result(self.mono, sent_as, result);
+                    }
+                },
+            }
+        }
+    }
+
+    fn send_forward(
+        &mut self,
+        token: u64,
+        target: &Target,
+        kind: ForwardKind,
+    ) -> Result<(), (ForwardKind, NotSentCause)> {
+        if target.node == self.me {
+            self.apply_forward_here(token, target);
+            return Ok(());
+        }
+        let Some(node) = self.routes.node_by_id(target.node.as_str()) else {
+            return Err((kind, NotSentCause::UnknownPeer));
+        };
+        let Some(pending) = self.forwards.get_mut(token) else {
+            return Ok(());
+        };
+        pending.sent_at = self.now;
+        if pending.machine.attempts() > 1 {
+            self.metrics.forwards_retried.inc();
+        }
+        self.send_on_link(node, token, target, kind)
+    }
+
+    /// A redirect named this very broker: the request goes through our own ownership check.
+    fn apply_forward_here(&mut self, token: u64, target: &Target) {
+        let Some(pending) = self.forwards.get_mut(token) else {
+            return;
+        };
+        let (shard, payloads) = (
+            Arc::clone(&pending.body.shard_id),
+            pending.body.payloads.clone(),
+        );
+        let core = match self.routes.shard(&shard) {
+            Some(route) => route.core.0,
+            None => self.index,
+        };
+        let waiter = AppendWaiter::Forward { token };
+        self.append(&shard, core, target.generation, payloads, waiter);
+    }
+
+    pub(super) fn forward_applied_here(&mut self, token: u64, result: AppendResult) {
+        let result = match result {
+            AppendResult::Stored(at) => SendResult::Ok(PeerReply::Appended(at)),
+            AppendResult::StorageFailed | AppendResult::Refused(AppendRefusal::LogFailed) => {
+                SendResult::Error(PeerError::bare(PeerCode::StorageFailed))
+            }
+            AppendResult::Refused(AppendRefusal::Moved) => {
+                SendResult::Error(PeerError::bare(PeerCode::StaleRoute))
+            }
+            AppendResult::Refused(AppendRefusal::Overloaded | AppendRefusal::DiskFull) => {
+                SendResult::Error(PeerError::bare(PeerCode::Overload))
+            }
+            AppendResult::Refused(AppendRefusal::TooLarge) => {
+                SendResult::Error(PeerError::bare(PeerCode::Malformed))
+            }
+        };
+        self.on_forward_result(token, ForwardKind::Authorized, result);
+    }
+
+    /// What an attempt came to.
+    pub(super) fn on_forward_result(
+        &mut self,
+        token: u64,
+        sent_as: ForwardKind,
+        result: SendResult<PeerReply>,
+    ) {
+        let Some(pending) = self.forwards.get_mut(token) else {
+            return;
+        };
+        let waited = self.now.saturating_duration_since(pending.sent_at);
+        match &result {
+            SendResult::Ok(_) => self.metrics.forward_round_trip_us.record(waited),
+            SendResult::NotLeader(_) => self.metrics.forwards_redirected.inc(),
+            SendResult::Error(error) if error.code == PeerCode::UnsupportedKind => {
+                self.metrics.forwards_fell_back.inc();
+            }
+            SendResult::NotSent(cause) => {
+                let cause = *cause;
+                self.count_not_sent(cause);
+            }
+            SendResult::Error(_) | SendResult::Unknown(_) => {}
+        }
+        let Some(pending) = self.forwards.get_mut(token) else {
+            return;
+        };
+        let step = pending.machine.on_result(self.mono, sent_as, result);
+        self.run_forward(token, step);
+    }
+
+    pub(super) fn on_forward_time(&mut self, token: u64) {
+        let Some(pending) = self.forwards.get_mut(token) else {
+            return;
+        };
+        let current = current_target(&self.routes, &pending.body.shard_id);
+        let step = pending.machine.on_time(self.mono, current.as_ref());
+        self.run_forward(token, step);
+    }
+
+    /// Forwards that wait are told of a newer owner at once.
+    pub(super) fn forwards_after_catalog(&mut self) {
+        for token in self.forwards.tokens() {
+            let Some(pending) = self.forwards.get_mut(token) else {
+                continue;
+            };
+            let Some(current) = current_target(&self.routes, &pending.body.shard_id) else {
+                continue;
+            };
+            let step = pending.machine.on_route_changed(self.mono, &current);
+            self.run_forward(token, step);
+        }
+    }
+
+    fn finish_forward(&mut self, token: u64, outcome: Outcome<PeerReply>) {
+        let Some(pending) = self.forwards.remove(token) else {
+            return;
+        };
+        self.metrics
+            .forwards_in_flight
+            .set(self.forwards.len() as u64);
+        match &outcome {
+            Outcome::Done { .. } => self.metrics.forwards_acked.inc(),
+            Outcome::Refused(Refused::Peer(error)) => {
+                self.metrics.forwards_refused.inc(peer_code(error.code));
+            }
+            Outcome::Refused(Refused::RedirectLoop(_) | Refused::RedirectsExhausted(_)) => {
+                self.metrics
+                    .forwards_refused
+                    .inc(metrics::PeerCode::NotLeader);
+            }
+            Outcome::Refused(Refused::NotSent(_)) => {}
+            Outcome::Indeterminate(cause) => {
+                self.metrics.forwards_unknown.inc(unknown_label(*cause));
+            }
+        }
+        self.answer_forwarded_publish(*pending.publish, appended(outcome));
+    }
+
+    fn count_not_sent(&self, cause: NotSentCause) {
+        match cause {
+            NotSentCause::InFlightFull => self.metrics.forwards_shed.inc(),
+            NotSentCause::Backoff { .. }
+            | NotSentCause::Unreachable
+            | NotSentCause::Draining
+            | NotSentCause::UnknownPeer
+            | NotSentCause::Unencodable => self.metrics.forwards_unreachable.inc(),
+        }
+    }
+}
+
+/// A publish is answered with offsets; the link has refused any other family of answer.
+fn appended(outcome: Outcome<PeerReply>) -> Outcome<Appended> {
+    match outcome {
+        Outcome::Done {
+            reply: PeerReply::Appended(reply),
+            owner,
+        } => Outcome::Done { reply, owner },
+        Outcome::Done {
+            reply: PeerReply::Cached(_) | PeerReply::Durable(_),
+            ..
+        } => Outcome::Indeterminate(IndeterminateCause::Unknown(UnknownCause::ProtocolViolation)),
+        Outcome::Refused(refused) => Outcome::Refused(refused),
+        Outcome::Indeterminate(cause) => Outcome::Indeterminate(cause),
+    }
+}
+
+fn current_target(routes: &crate::catalog::RouteTable, shard: &ShardId) -> Option<Target> {
+    let route = routes.shard(shard)?;
+    let node: NodeId = routes.node(route.leader).node_id.clone();
+    Some(Target {
+        node,
+        generation: route.generation,
+    })
+}
+
+fn unknown_label(cause: IndeterminateCause) -> metrics::UnknownCause {
+    match cause {
+        IndeterminateCause::Unknown(UnknownCause::Disconnect) => {
+            metrics::UnknownCause::ConnectionLost
+        }
+        IndeterminateCause::Unknown(UnknownCause::Timeout) => metrics::UnknownCause::Timeout,
+        IndeterminateCause::Unknown(UnknownCause::ProtocolViolation)
+        | IndeterminateCause::UnexpectedCode(_)
+        | IndeterminateCause::StorageFailed => metrics::UnknownCause::BadAnswer,
+    }
+}

@@ -1,0 +1,122 @@
+//! What cores, and the control threads, say to each other.
+//!
+//! A request crosses a lane at most once each way. A request that finds its lane full is refused
+//! as overload; an answer never is: it waits in a backlog that cannot grow beyond the requests
+//! the other core has outstanding here.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::catalog::Catalog;
+use crate::ids::{Generation, NodeId, ShardId};
+use crate::proto::outcome::Appended;
+use crate::wire::internal::Payloads;
+
+use super::super::quic::{EndpointId, StrayDatagram};
+
+/// Core to core.
+pub enum LaneMsg {
+    /// A datagram whose connection lives on the receiving core.
+    Stray {
+        endpoint: EndpointId,
+        datagram: StrayDatagram,
+    },
+    /// Append for a shard of the receiving core.
+    Append(Box<LaneAppend>),
+    /// The answer to [`LaneMsg::Append`].
+    AppendDone { ticket: u64, result: AppendResult },
+    /// Read from a log of the receiving core; see [`super::reads`].
+    Read(Box<LaneRead>),
+    /// The answer to [`LaneMsg::Read`].
+    ReadDone { ticket: u64, result: ReadResult },
+    /// Nobody waits for this read any more.
+    CancelRead { shard: Arc<ShardId>, ticket: u64 },
+}
+
+pub struct LaneAppend {
+    pub ticket: u64,
+    pub shard: Arc<ShardId>,
+    pub generation: Generation,
+    pub payloads: Payloads,
+}
+
+pub struct LaneRead {
+    pub ticket: u64,
+    pub shard: Arc<ShardId>,
+    pub read: ReadAsk,
+}
+
+/// What a subscription wants to know of a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadAsk {
+    /// Base and durable tail, at once.
+    Bounds,
+    /// Records from `from`, as soon as there is at least one.
+    Records { from: u64, max_bytes: usize },
+}
+
+/// The answer to a [`ReadAsk`].
+#[derive(Debug, Clone)]
+pub enum ReadResult {
+    Bounds {
+        base: u64,
+        durable_tail: u64,
+    },
+    Records {
+        first_offset: u64,
+        records: Vec<Bytes>,
+        /// One past the last record; the place to read on from.
+        next_offset: u64,
+        durable_tail: u64,
+    },
+    /// `from` lies below what is kept.
+    Trimmed {
+        base: u64,
+    },
+    /// This broker does not lead the shard any more.
+    NotOwner,
+    /// The log cannot be read; the text is for the operator's log.
+    Failed(Arc<str>),
+}
+
+/// What an append came to on the core that owns the shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AppendResult {
+    /// Durable.
+    Stored(Appended),
+    /// Surely nothing was written.
+    Refused(AppendRefusal),
+    /// The write or its flush failed: it may be on disk, and nobody may count on it.
+    StorageFailed,
+}
+
+/// Why nothing was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AppendRefusal {
+    /// Ownership or generation changed on the way.
+    Moved,
+    /// A bounded queue on the way is full.
+    Overloaded,
+    /// No space; heals when space returns.
+    DiskFull,
+    /// The batch does not fit a commit group.
+    TooLarge,
+    /// The log failed earlier and is closed until the next start.
+    LogFailed,
+}
+
+/// Control thread to core.
+pub enum Control {
+    /// A new catalog was taken over.
+    Catalog(Arc<Catalog>),
+    /// A peer's name was resolved.
+    Resolved {
+        node: NodeId,
+        addr: std::net::SocketAddr,
+    },
+    /// Take no new work, finish what was taken, then stop.
+    Drain,
+    /// Stop now; what is unfinished is cut and counted.
+    Cut,
+}

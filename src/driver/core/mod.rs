@@ -1,0 +1,285 @@
+//! One core of the broker: its event loop and everything that lives on it.
+//!
+//! A turn: receive datagrams, handle what they brought, take messages of other cores and of the
+//! control threads, take storage completions, run timers, start a commit, send. Answers written
+//! in one turn leave together, so small ones share packets; appends of one turn share a commit.
+//!
+//! Nothing here blocks, and nothing here is shared: other cores are reached by lanes only.
+//!
+//! Invariants: see [`append`] (INV-1 to INV-3) and [`forward`] (INV-4).
+
+mod append;
+mod client;
+mod forward;
+mod link;
+mod message;
+mod peer_server;
+mod reads;
+mod report;
+mod slots;
+mod timers;
+mod turn;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use shard_executor::{Inbox, MeshPort, Signal};
+use storage_uring::{Completion, LogRef, Storage};
+
+use crate::admin::{ShardFailure, SharedState};
+use crate::auth::Verifier;
+use crate::catalog::{Catalog, RouteTable, ShardRoute};
+use crate::ids::{NodeId, ShardId};
+use crate::metrics::CoreMetrics;
+use crate::proto::client_session::StreamLimits;
+use crate::proto::forward::ForwardLimits;
+use crate::proto::ownership::Serving;
+use crate::proto::peer::{LinkLimits, StreamSlot};
+use crate::proto::MonoTime;
+use crate::tls::PeerTls;
+use crate::wire::client::ServerOffer;
+
+use super::quic::{
+    client_config, ConnId, EndpointId, EndpointSpec, Pump, PumpConfig, ServerSetup, ServerTls,
+    SetupError, SharedKeys, StreamId, TransportSettings, UdpIo,
+};
+use slots::Slots;
+
+pub use message::{Control, LaneMsg};
+pub use turn::CoreEnd;
+
+/// What a core is told once, the same for all cores.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub node_id: NodeId,
+    pub cores: u16,
+    pub client_transport: TransportSettings,
+    pub peer_transport: TransportSettings,
+    pub link_limits: LinkLimits,
+    pub forward_limits: ForwardLimits,
+    /// A client connection nothing of which authenticates for this long is closed.
+    pub auth_timeout: Duration,
+    /// A peer that does not greet for this long is closed.
+    pub peer_greeting_timeout: Duration,
+    /// Publish bytes of one client connection in work before its streams are not read.
+    pub client_in_flight_bytes: usize,
+    /// Subscriptions of one core.
+    pub max_subscriptions: usize,
+    /// Client connections of one core.
+    pub max_client_connections: usize,
+    /// What one client stream may be owed, and for how long.
+    pub stream_limits: StreamLimits,
+    /// How long a client connection may take to collect its answers when the broker stops.
+    pub drain_patience: Duration,
+    /// Tokens a core remembers as verified.
+    pub token_cache_entries: usize,
+}
+
+/// Everything one core starts from. Made on the main thread, moved into the executor.
+pub struct CoreParts {
+    pub index: u16,
+    pub settings: Arc<Settings>,
+    pub catalog: Arc<Catalog>,
+    pub client_tls: ServerTls,
+    pub peer_tls: Arc<PeerTls>,
+    pub keys: SharedKeys,
+    pub client_socket: UdpSocket,
+    pub internal_socket: UdpSocket,
+    /// Where peers are dialled from; the port is the system's choice.
+    pub dial_from: SocketAddr,
+    pub port: MeshPort<LaneMsg>,
+    pub inbox: Inbox<Control>,
+    pub metrics: Arc<CoreMetrics>,
+    pub state: Arc<SharedState>,
+}
+
+struct Endpoints {
+    client: EndpointId,
+    dial: EndpointId,
+}
+
+/// One core.
+pub struct Core {
+    index: u16,
+    me: NodeId,
+    settings: Arc<Settings>,
+    started: Instant,
+    /// The time of this turn, in the three forms it is needed in.
+    now: Instant,
+    mono: MonoTime,
+    wall_us: u64,
+    pump: Pump,
+    endpoints: Endpoints,
+    storage: Storage,
+    signal: Signal,
+    routes: Arc<RouteTable>,
+    verifier: Verifier,
+    metrics: Arc<CoreMetrics>,
+    state: Arc<SharedState>,
+    port: MeshPort<LaneMsg>,
+    lane_backlog: Vec<VecDeque<LaneMsg>>,
+    inbox: Inbox<Control>,
+    timers: timers::Timers,
+    is_draining: bool,
+    must_cut: bool,
+
+    logs: HashMap<Arc<ShardId>, append::OpenLog>,
+    log_shards: HashMap<LogRef, Arc<ShardId>>,
+    touched_logs: Vec<LogRef>,
+    completions: Vec<Completion>,
+    appends: Slots<append::AppendWaiter>,
+    lane_appends: Slots<append::AppendWaiter>,
+    disk_reads: reads::DiskReads,
+    read_results: VecDeque<(u64, message::ReadResult)>,
+    shard_failures: HashMap<Arc<ShardId>, ShardFailure>,
+
+    clients: HashMap<ConnId, client::ClientConn>,
+    server_offer: ServerOffer,
+    subscriptions: Slots<client::EventStream>,
+
+    peer_tls: Arc<PeerTls>,
+    peer_client_config: quinn_proto::ClientConfig,
+    accepted_peers: HashMap<ConnId, peer_server::PeerConn>,
+    links: HashMap<NodeId, link::Link>,
+    link_conns: HashMap<ConnId, NodeId>,
+    link_streams: HashMap<(ConnId, StreamId), StreamSlot>,
+    pending_links: Vec<NodeId>,
+    resolved: HashMap<NodeId, SocketAddr>,
+    forwards: Slots<forward::PendingForward>,
+    scratch: BytesMut,
+
+    /// Streams with bytes left unread by a quantum or a bound.
+    read_again: Vec<(ConnId, StreamId)>,
+    report_at: Instant,
+}
+
+impl Core {
+    /// Builds a core on its executor, sockets and storage included.
+    pub fn new(parts: CoreParts, storage: Storage) -> Result<Self, SetupError> {
+        let now = Instant::now();
+        let settings = parts.settings;
+        let mut pump = Pump::new(PumpConfig::new(parts.index, settings.cores, parts.keys))?;
+        let client_transport = settings.client_transport.build()?;
+        let peer_transport = settings.peer_transport.build()?;
+        let client = pump.add_endpoint(EndpointSpec {
+            role: 0,
+            io: Box::new(UdpIo::new(parts.client_socket)?),
+            server: Some(ServerSetup {
+                tls: parts.client_tls,
+                transport: client_transport,
+            }),
+            shared_port: settings.cores > 1,
+            max_connections: settings.max_client_connections,
+            max_handshakes: 1024,
+        })?;
+        let tls = ServerTls::Strict(Arc::clone(parts.peer_tls.server_config()));
+        pump.add_endpoint(EndpointSpec {
+            role: 1,
+            io: Box::new(UdpIo::new(parts.internal_socket)?),
+            server: Some(ServerSetup {
+                tls,
+                transport: Arc::clone(&peer_transport),
+            }),
+            shared_port: settings.cores > 1,
+            max_connections: 1024,
+            max_handshakes: 256,
+        })?;
+        let dial = pump.add_endpoint(EndpointSpec {
+            role: 2,
+            io: Box::new(UdpIo::bind(parts.dial_from)?),
+            server: None,
+            shared_port: false,
+            max_connections: 1024,
+            max_handshakes: 256,
+        })?;
+        let client_tls = Arc::clone(parts.peer_tls.client_config());
+        let peer_client_config = client_config(client_tls, peer_transport)?;
+        let routes = RouteTable::build(&parts.catalog, &settings.node_id, settings.cores);
+        let signal = storage.signal();
+        Ok(Self {
+            index: parts.index,
+            me: settings.node_id.clone(),
+            started: now,
+            now,
+            mono: MonoTime::ZERO,
+            wall_us: wall_us(),
+            pump,
+            endpoints: Endpoints { client, dial },
+            storage,
+            signal,
+            routes: Arc::new(routes),
+            verifier: Verifier::new(&parts.catalog, settings.token_cache_entries),
+            metrics: parts.metrics,
+            state: parts.state,
+            lane_backlog: (0..settings.cores).map(|_| VecDeque::new()).collect(),
+            port: parts.port,
+            inbox: parts.inbox,
+            timers: timers::Timers::default(),
+            is_draining: false,
+            must_cut: false,
+            logs: HashMap::new(),
+            log_shards: HashMap::new(),
+            touched_logs: Vec::new(),
+            completions: Vec::new(),
+            appends: Slots::default(),
+            lane_appends: Slots::default(),
+            disk_reads: reads::DiskReads::default(),
+            read_results: VecDeque::new(),
+            shard_failures: HashMap::new(),
+            clients: HashMap::new(),
+            server_offer: client::server_offer(),
+            subscriptions: Slots::default(),
+            peer_tls: parts.peer_tls,
+            peer_client_config,
+            accepted_peers: HashMap::new(),
+            links: HashMap::new(),
+            link_conns: HashMap::new(),
+            link_streams: HashMap::new(),
+            pending_links: Vec::new(),
+            resolved: HashMap::new(),
+            forwards: Slots::default(),
+            scratch: link::new_scratch(),
+            read_again: Vec::new(),
+            report_at: now,
+            settings,
+        })
+    }
+
+    /// Whether a shard this broker leads can be served.
+    fn serving(&self, route: &ShardRoute) -> Serving {
+        match self.shard_failures.contains_key(&route.shard_id) {
+            true => Serving::StorageFailed,
+            false => Serving::Ready,
+        }
+    }
+
+    fn random_u64(&self) -> u64 {
+        rand::random()
+    }
+
+    fn report_shard_failure(&mut self, shard: &Arc<ShardId>, error: &storage_uring::LogError) {
+        tracing::error!(%shard, %error, "a shard cannot be served; the others go on");
+        let failure = ShardFailure {
+            shard: shard.to_string(),
+            error: error.to_string(),
+            remedy: "run `felix-uring log verify` on the data directory, then restore the shard or remove its damaged segment".to_owned(),
+        };
+        self.shard_failures.insert(Arc::clone(shard), failure);
+    }
+}
+
+/// Microseconds since the epoch.
+pub(super) fn wall_us() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_micros() as u64)
+}
+
+/// The label a refusal of the internal protocol is counted under.
+fn peer_code(code: crate::proto::outcome::PeerCode) -> crate::metrics::PeerCode {
+    crate::metrics::PeerCode::from_number(code.code())
+        .unwrap_or(crate::metrics::PeerCode::Unavailable)
+}

@@ -1,0 +1,620 @@
+//! Connections other brokers opened to us: greeting, requests, answers.
+//!
+//! Reads frames, lets [`ListenerHandshake`] decide whether they may be looked at, and hands each
+//! request to its handler. Every request read is answered exactly once, in the shape of its kind.
+//!
+//! Bounds: what a peer has unread here is bounded by its stream and connection windows; what it
+//! has in work by the storage's queue bound, whose refusal is `Overload`.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rustls::pki_types::CertificateDer;
+
+use crate::ids::{CorrelationId, Offset};
+use crate::metrics::{self, CloseReason as ClosedBy, ConnectionRole, FrameFault, InternalKind};
+use crate::proto::convert::greeting_of;
+use crate::proto::handshake::{ListenerAction, ListenerHandshake, PeerIdentity, StreamPlace};
+use crate::proto::outcome::{PeerCode, Target};
+use crate::proto::ownership::{
+    admit_forward, names_are_complete, CredentialVerdict, ForwardAdmission, Load, Owner, ShardView,
+};
+use crate::wire::internal::{
+    encode, on_request_event, publish_ok_frame, refusal, CacheOp, FatalReason, ForwardPublish,
+    FrameReader, Hello, Inbound, Kind, Message, NotLeader, Text,
+};
+
+use super::append::AppendWaiter;
+use super::message::{AppendRefusal, AppendResult};
+use super::timers::Timer;
+use super::{peer_code, Core};
+use crate::auth::{Action, Resource};
+use crate::driver::quic::{ConnId, ReadEnd, StreamId};
+
+/// Close codes of the internal protocol's connections; for people reading a capture.
+const CLOSE_PROTOCOL_FAULT: u32 = 1;
+const CLOSE_REFUSED: u32 = 2;
+/// How long a refused connection stays for its refusal to arrive.
+const REFUSAL_LINGER: Duration = Duration::from_millis(100);
+/// Stream bytes read in one go before other streams get their turn.
+const READ_QUANTUM_BYTES: usize = 1 << 20;
+
+/// One accepted peer connection.
+pub(super) struct PeerConn {
+    pub remote: SocketAddr,
+    handshake: ListenerHandshake,
+    streams: HashMap<StreamId, PeerStream>,
+    first_stream: Option<StreamId>,
+}
+
+struct PeerStream {
+    reader: FrameReader,
+    /// A frame that waits for the greeting on another stream.
+    held: Option<Inbound>,
+    peer_finished: bool,
+    /// Requests of this stream not answered yet.
+    owed: u32,
+}
+
+impl Core {
+    pub(super) fn on_peer_accepted(
+        &mut self,
+        conn: ConnId,
+        remote: SocketAddr,
+        certificates: &[CertificateDer<'static>],
+    ) {
+        let identity = if self.peer_tls.is_authenticated() {
+            PeerIdentity::Certified(crate::tls::peer_names(certificates))
+        } else {
+            PeerIdentity::Unauthenticated
+        };
+        let handshake = ListenerHandshake::new(
+            self.me.clone(),
+            identity,
+            self.mono,
+            self.settings.peer_greeting_timeout,
+        );
+        self.metrics
+            .connections_opened
+            .inc(ConnectionRole::PeerListener);
+        self.accepted_peers.insert(
+            conn,
+            PeerConn {
+                remote,
+                handshake,
+                streams: HashMap::new(),
+                first_stream: None,
+            },
+        );
+    }
+
+    pub(super) fn on_peer_stream_opened(&mut self, conn: ConnId, stream: StreamId, bi: bool) {
+        let Some(peer) = self.accepted_peers.get_mut(&conn) else {
+            return;
+        };
+        if !bi {
+            // Nothing in this protocol travels on a stream that cannot be answered.
+            let _ = self.pump.stop_sending(conn, stream, CLOSE_PROTOCOL_FAULT);
+            return;
+        }
+        peer.first_stream.get_or_insert(stream);
+        peer.streams.insert(
+            stream,
+            PeerStream {
+                reader: FrameReader::new(),
+                held: None,
+                peer_finished: false,
+                owed: 0,
+            },
+        );
+    }
+
+    pub(super) fn on_peer_readable(&mut self, conn: ConnId, stream: StreamId) {
+        let Some(peer) = self.accepted_peers.get_mut(&conn) else {
+            return;
+        };
+        let Some(state) = peer.streams.get_mut(&stream) else {
+            return;
+        };
+        if state.held.is_some() {
+            return;
+        }
+        let mut read_bytes = 0;
+        let end = self
+            .pump
+            .read_each(conn, stream, READ_QUANTUM_BYTES, |chunk: Bytes| {
+                read_bytes += chunk.len() as u64;
+                state.reader.push(chunk);
+            });
+        self.metrics.peer_bytes_in.add(read_bytes);
+        match end {
+            ReadEnd::Limit => self.read_again.push((conn, stream)),
+            ReadEnd::Blocked => {}
+            ReadEnd::Finished => state.peer_finished = true,
+            ReadEnd::Reset(_) | ReadEnd::Closed => {
+                state.peer_finished = true;
+                state.reader = FrameReader::new();
+            }
+        }
+        self.take_peer_frames(conn, stream);
+    }
+
+    fn take_peer_frames(&mut self, conn: ConnId, stream: StreamId) {
+        loop {
+            let Some(peer) = self.accepted_peers.get_mut(&conn) else {
+                return;
+            };
+            let Some(state) = peer.streams.get_mut(&stream) else {
+                return;
+            };
+            let inbound = match state.held.take() {
+                Some(held) => held,
+                None => match state.reader.next() {
+                    Some(event) => on_request_event(event),
+                    None => break,
+                },
+            };
+            if !self.on_peer_frame(conn, stream, inbound) {
+                return;
+            }
+        }
+        self.settle_peer_stream(conn, stream);
+    }
+
+    /// False when the stream must not be read on now.
+    fn on_peer_frame(&mut self, conn: ConnId, stream: StreamId, inbound: Inbound) -> bool {
+        let Some(incoming) = greeting_of(&inbound) else {
+            if let Inbound::Close(reason) = inbound {
+                self.metrics.frames_refused.inc(fatal_fault(reason));
+                self.close_peer(conn, CLOSE_PROTOCOL_FAULT, reason.name());
+            }
+            return false;
+        };
+        let Some(peer) = self.accepted_peers.get_mut(&conn) else {
+            return false;
+        };
+        let place = match peer.first_stream == Some(stream) {
+            true => StreamPlace::First,
+            false => StreamPlace::Later,
+        };
+        let action = peer.handshake.on_frame(place, incoming);
+        let is_answered = match action {
+            ListenerAction::Greet { .. }
+            | ListenerAction::Refuse { .. }
+            | ListenerAction::RefuseAndClose { .. }
+            | ListenerAction::Deliver => true,
+            ListenerAction::Hold
+            | ListenerAction::Drop
+            | ListenerAction::Close { .. }
+            | ListenerAction::Ignore => false,
+        };
+        if let Some(state) = peer.streams.get_mut(&stream).filter(|_| is_answered) {
+            state.owed += 1;
+        }
+        match action {
+            ListenerAction::Greet {
+                correlation,
+                node_id,
+            } => {
+                self.metrics.peer_requests.inc(InternalKind::Hello);
+                let node_id = Text::shortened(node_id.as_str());
+                self.answer_peer(
+                    conn,
+                    stream,
+                    &Message::HelloOk(Hello {
+                        correlation,
+                        node_id,
+                    }),
+                );
+                self.resume_held_streams(conn);
+            }
+            ListenerAction::Refuse {
+                correlation,
+                code,
+                detail,
+            } => {
+                self.count_peer_refusal(code);
+                let answer = refusal(Kind::Hello, correlation, code, Offset(0), detail);
+                self.answer_peer(conn, stream, &answer);
+            }
+            ListenerAction::RefuseAndClose {
+                correlation,
+                code,
+                reason,
+            } => {
+                self.metrics
+                    .handshakes_failed
+                    .inc(metrics::HandshakeFault::HelloNameNotInCertificate);
+                let answer = refusal(Kind::Hello, correlation, code, Offset(0), reason.name());
+                self.answer_peer(conn, stream, &answer);
+                self.close_peer_soon(conn, reason.name());
+                return false;
+            }
+            ListenerAction::Deliver => match inbound {
+                Inbound::Request(message) => self.on_peer_request(conn, stream, message),
+                Inbound::Refuse { answer, .. } => {
+                    self.metrics.frames_refused.inc(FrameFault::PeerBody);
+                    self.count_peer_refusal(PeerCode::Malformed);
+                    self.answer_peer(conn, stream, &answer);
+                }
+                Inbound::StrayAnswer { .. } | Inbound::Close(_) => {}
+            },
+            ListenerAction::Hold => {
+                if let Some(state) = peer.streams.get_mut(&stream) {
+                    state.held = Some(inbound);
+                }
+                return false;
+            }
+            ListenerAction::Drop => {
+                self.metrics
+                    .frames_refused
+                    .inc(FrameFault::PeerUnexpectedAnswer);
+            }
+            ListenerAction::Close { reason } => {
+                self.metrics.frames_refused.inc(FrameFault::PeerBeforeHello);
+                self.close_peer(conn, CLOSE_PROTOCOL_FAULT, reason.name());
+                return false;
+            }
+            ListenerAction::Ignore => return false,
+        }
+        true
+    }
+
+    fn resume_held_streams(&mut self, conn: ConnId) {
+        let Some(peer) = self.accepted_peers.get(&conn) else {
+            return;
+        };
+        let held: Vec<StreamId> = peer
+            .streams
+            .iter()
+            .filter(|(_, state)| state.held.is_some())
+            .map(|(stream, _)| *stream)
+            .collect();
+        for stream in held {
+            self.take_peer_frames(conn, stream);
+            self.read_again.push((conn, stream));
+        }
+    }
+
+    fn on_peer_request(&mut self, conn: ConnId, stream: StreamId, message: Message) {
+        self.metrics
+            .peer_requests
+            .inc(InternalKind::from_number(message.kind() as u16));
+        match message {
+            Message::ForwardPublish(publish) => self.on_forwarded_publish(conn, stream, publish),
+            Message::CacheOp(op) => self.on_forwarded_cache_op(conn, stream, &op),
+            Message::Records(m) => {
+                self.refuse_replication(conn, stream, Kind::records(m.log), m.correlation);
+            }
+            Message::Bootstrap(m) => {
+                self.refuse_replication(conn, stream, Kind::bootstrap(m.log), m.correlation);
+            }
+            Message::Rebuild(m) => {
+                self.refuse_replication(conn, stream, Kind::ReplicateRebuild, m.correlation);
+            }
+            // The greeting was handled before; answers never arrive here.
+            Message::Hello(_)
+            | Message::HelloOk(_)
+            | Message::ForwardPublishOk { .. }
+            | Message::ForwardPublishError(_)
+            | Message::NotLeader(_)
+            | Message::ReplicateOk { .. }
+            | Message::ReplicateError(_)
+            | Message::CacheOk(_)
+            | Message::CacheError(_) => self.metrics.internal_faults.inc(),
+        }
+    }
+
+    fn on_forwarded_publish(&mut self, conn: ConnId, stream: StreamId, publish: ForwardPublish) {
+        let ForwardPublish {
+            correlation,
+            shard,
+            payloads,
+            credential,
+            ..
+        } = publish;
+        let kind = match credential {
+            Some(_) => Kind::AuthorizedForwardPublish,
+            None => Kind::ForwardPublish,
+        };
+        let names = (
+            shard.tenant.as_str(),
+            shard.namespace.as_str(),
+            shard.stream.as_str(),
+        );
+        if let Err(detail) = names_are_complete(names.0, names.1, names.2) {
+            return self.refuse_peer(conn, stream, kind, correlation, PeerCode::Malformed, detail);
+        }
+        let routes = Arc::clone(&self.routes);
+        let route = routes
+            .stream(names.0, names.1, names.2)
+            .and_then(|stream| stream.shards.get(shard.shard as usize));
+        let resource = Resource::Stream {
+            tenant: names.0,
+            namespace: names.1,
+            stream: names.2,
+        };
+        let token = credential.as_ref().map(|c| c.as_str());
+        let admission = self.admit(route, shard.generation, || {
+            (token, Action::StreamPublish, resource)
+        });
+        match (admission, route) {
+            (ForwardAdmission::Serve, Some(route)) => {
+                let waiter = AppendWaiter::Peer {
+                    conn,
+                    stream,
+                    correlation,
+                };
+                self.append(
+                    &route.shard_id,
+                    route.core.0,
+                    shard.generation,
+                    payloads,
+                    waiter,
+                );
+            }
+            (ForwardAdmission::NotLeader(owner), _) => {
+                self.answer_not_leader(conn, stream, correlation, &owner);
+            }
+            (ForwardAdmission::Refuse { code, detail }, _) => {
+                self.refuse_peer(conn, stream, kind, correlation, code, detail);
+            }
+            (ForwardAdmission::Serve, None) => self.metrics.internal_faults.inc(),
+        }
+    }
+
+    fn on_forwarded_cache_op(&mut self, conn: ConnId, stream: StreamId, op: &CacheOp) {
+        let kind = match op.credential {
+            Some(_) => Kind::AuthorizedForwardCacheOp,
+            None => Kind::ForwardCacheOp,
+        };
+        let shard = &op.shard;
+        let names = (
+            shard.tenant.as_str(),
+            shard.namespace.as_str(),
+            shard.stream.as_str(),
+        );
+        if let Err(detail) = names_are_complete(names.0, names.1, names.2) {
+            return self.refuse_peer(
+                conn,
+                stream,
+                kind,
+                op.correlation,
+                PeerCode::Malformed,
+                detail,
+            );
+        }
+        let (code, detail) = (
+            PeerCode::Unavailable,
+            "caches are not served by this broker",
+        );
+        self.refuse_peer(conn, stream, kind, op.correlation, code, detail);
+    }
+
+    /// Ownership first, then the credential.
+    pub(super) fn admit<'a>(
+        &mut self,
+        route: Option<&crate::catalog::ShardRoute>,
+        requested: crate::ids::Generation,
+        ask: impl FnOnce() -> (Option<&'a str>, Action, Resource<'a>),
+    ) -> ForwardAdmission {
+        let routes = Arc::clone(&self.routes);
+        let view = route.map(|route| ShardView {
+            owner: match route.is_local {
+                true => Owner::Me,
+                false => Owner::Other {
+                    node: &routes.node(route.leader).node_id,
+                },
+            },
+            generation: route.generation,
+            serving: self.serving(route),
+        });
+        let me = self.me.clone();
+        let load = self.load();
+        let now_s = self.wall_us / 1_000_000;
+        let verifier = &mut self.verifier;
+        admit_forward(&me, view, requested, load, || {
+            let (token, action, resource) = ask();
+            let Some(token) = token else {
+                return CredentialVerdict::Missing;
+            };
+            let tenant = match resource {
+                Resource::Stream { tenant, .. }
+                | Resource::Group { tenant, .. }
+                | Resource::Cache { tenant, .. } => tenant,
+                Resource::Cluster => return CredentialVerdict::NotAllowed,
+            };
+            match verifier.verify(token, tenant, now_s) {
+                Err(_) => CredentialVerdict::Invalid,
+                Ok(grant) if grant.allows(action, &resource) => CredentialVerdict::Allowed,
+                Ok(_) => CredentialVerdict::NotAllowed,
+            }
+        })
+    }
+
+    fn load(&self) -> Load {
+        match self.is_draining {
+            true => Load::Shedding,
+            false => Load::Normal,
+        }
+    }
+
+    fn refuse_replication(
+        &mut self,
+        conn: ConnId,
+        stream: StreamId,
+        kind: Kind,
+        correlation: CorrelationId,
+    ) {
+        let (code, detail) = crate::proto::ownership::REPLICATION_NOT_SERVED;
+        self.refuse_peer(conn, stream, kind, correlation, code, detail);
+    }
+
+    pub(super) fn answer_peer_append(
+        &mut self,
+        conn: ConnId,
+        stream: StreamId,
+        correlation: CorrelationId,
+        result: AppendResult,
+    ) {
+        let kind = Kind::AuthorizedForwardPublish;
+        let (code, detail) = match result {
+            AppendResult::Stored(at) => {
+                let frame = publish_ok_frame(correlation, at.first, at.last);
+                return self.send_to_peer(conn, stream, Bytes::copy_from_slice(&frame));
+            }
+            AppendResult::StorageFailed => {
+                (PeerCode::StorageFailed, "the write or its flush failed")
+            }
+            AppendResult::Refused(AppendRefusal::LogFailed) => {
+                (PeerCode::StorageFailed, "the log is closed after a failure")
+            }
+            AppendResult::Refused(AppendRefusal::Moved) => {
+                (PeerCode::Unavailable, "ownership changed meanwhile")
+            }
+            AppendResult::Refused(AppendRefusal::Overloaded) => {
+                (PeerCode::Overload, "the storage queue is full")
+            }
+            AppendResult::Refused(AppendRefusal::DiskFull) => {
+                (PeerCode::Overload, "the disk is full")
+            }
+            AppendResult::Refused(AppendRefusal::TooLarge) => (
+                PeerCode::Malformed,
+                "the batch is larger than a commit can be",
+            ),
+        };
+        self.refuse_peer(conn, stream, kind, correlation, code, detail);
+    }
+
+    pub(super) fn answer_not_leader(
+        &mut self,
+        conn: ConnId,
+        stream: StreamId,
+        correlation: CorrelationId,
+        owner: &Target,
+    ) {
+        let addr = match self.routes.node_by_id(owner.node.as_str()) {
+            Some(index) => self.routes.node(index).internal_addr.to_string(),
+            None => String::new(),
+        };
+        self.metrics
+            .peer_requests_refused
+            .inc(metrics::PeerCode::NotLeader);
+        let answer = Message::NotLeader(NotLeader {
+            correlation,
+            node_id: Text::shortened(owner.node.as_str()),
+            advertise_addr: Text::shortened(&addr),
+            generation: owner.generation,
+        });
+        self.answer_peer(conn, stream, &answer);
+    }
+
+    pub(super) fn refuse_peer(
+        &mut self,
+        conn: ConnId,
+        stream: StreamId,
+        kind: Kind,
+        correlation: CorrelationId,
+        code: PeerCode,
+        detail: &str,
+    ) {
+        self.count_peer_refusal(code);
+        let answer = refusal(kind, correlation, code, Offset(0), detail);
+        self.answer_peer(conn, stream, &answer);
+    }
+
+    fn count_peer_refusal(&self, code: PeerCode) {
+        self.metrics.peer_requests_refused.inc(peer_code(code));
+    }
+
+    pub(super) fn answer_peer(&mut self, conn: ConnId, stream: StreamId, answer: &Message) {
+        match encode(answer) {
+            Ok(frame) => self.send_to_peer(conn, stream, frame),
+            Err(error) => {
+                self.metrics.internal_faults.inc();
+                tracing::error!(%error, "an answer to a peer cannot be encoded");
+                self.close_peer(conn, CLOSE_PROTOCOL_FAULT, "answer cannot be encoded");
+            }
+        }
+    }
+
+    fn send_to_peer(&mut self, conn: ConnId, stream: StreamId, frame: Bytes) {
+        self.metrics.peer_bytes_out.add(frame.len() as u64);
+        // A connection that is gone has failed its requests on the other side already.
+        let _ = self.pump.send(conn, stream, frame);
+        if let Some(peer) = self.accepted_peers.get_mut(&conn) {
+            if let Some(state) = peer.streams.get_mut(&stream) {
+                state.owed = state.owed.saturating_sub(1);
+            }
+        }
+        self.settle_peer_stream(conn, stream);
+    }
+
+    /// Finishes our side of a stream whose peer has finished, once all answers are out.
+    fn settle_peer_stream(&mut self, conn: ConnId, stream: StreamId) {
+        let Some(peer) = self.accepted_peers.get_mut(&conn) else {
+            return;
+        };
+        let Some(state) = peer.streams.get(&stream) else {
+            return;
+        };
+        if !state.peer_finished || state.owed > 0 || state.held.is_some() {
+            return;
+        }
+        if state.reader.finish().is_err() {
+            self.metrics.frames_refused.inc(FrameFault::PeerTruncated);
+        }
+        peer.streams.remove(&stream);
+        let _ = self.pump.finish(conn, stream);
+    }
+
+    pub(super) fn close_peer(&mut self, conn: ConnId, code: u32, reason: &str) {
+        if let Some(peer) = self.accepted_peers.remove(&conn) {
+            tracing::warn!(remote = %peer.remote, node = peer.handshake.peer().unwrap_or("?"), reason, "closing a peer connection");
+            self.metrics
+                .connections_closed
+                .inc(ClosedBy::PeerProtocolFault);
+            self.pump.close(conn, code, reason.as_bytes(), self.now);
+        }
+    }
+
+    /// Closes a connection once the refusal queued on it had time to leave.
+    fn close_peer_soon(&mut self, conn: ConnId, reason: &'static str) {
+        let at = self.mono + REFUSAL_LINGER;
+        self.timers.push(at, Timer::ClosePeer { conn, reason });
+    }
+
+    pub(super) fn close_refused_peer(&mut self, conn: ConnId, reason: &'static str) {
+        self.close_peer(conn, CLOSE_REFUSED, reason);
+    }
+
+    pub(super) fn greeting_timeouts(&mut self) {
+        let mono = self.mono;
+        let late: Vec<(ConnId, &'static str)> = self
+            .accepted_peers
+            .iter_mut()
+            .filter_map(|(conn, peer)| match peer.handshake.on_time(mono) {
+                Some(ListenerAction::Close { reason }) => Some((*conn, reason.name())),
+                Some(_) | None => None,
+            })
+            .collect();
+        for (conn, reason) in late {
+            self.metrics
+                .handshakes_failed
+                .inc(metrics::HandshakeFault::HelloTimeout);
+            self.close_peer(conn, CLOSE_PROTOCOL_FAULT, reason);
+        }
+    }
+}
+
+fn fatal_fault(reason: FatalReason) -> FrameFault {
+    match reason {
+        FatalReason::WrongMagic { .. } => FrameFault::PeerMagic,
+        FatalReason::WrongVersion { .. } => FrameFault::PeerVersion,
+        FatalReason::LengthOverLimit { .. } => FrameFault::PeerTooLarge,
+        FatalReason::NoCorrelationId { .. } => FrameFault::PeerNoCorrelation,
+    }
+}

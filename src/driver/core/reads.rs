@@ -1,0 +1,240 @@
+//! Reading a shard's log on the core that owns it.
+//!
+//! A read that finds nothing yet waits, for free, until the durable tail passes its place; a read
+//! of recent records is answered from memory within the turn; anything older goes to the disk
+//! without holding up the loop. Only durable records are ever read.
+//!
+//! Bounds: one read in flight for each subscription; disk reads of a core at once
+//! ([`MAX_DISK_READS`]), the rest wait their turn.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use storage_uring::{LogRef, ReadBatch, ReadError};
+
+use crate::ids::ShardId;
+
+use super::message::{LaneMsg, LaneRead, ReadAsk, ReadResult};
+use super::Core;
+
+/// Disk reads of one core in flight at once.
+const MAX_DISK_READS: usize = 32;
+
+/// Who is told what a read came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum ReadWaiter {
+    /// A subscription of this core.
+    Subscription { token: u64 },
+    /// Another core.
+    Lane { core: usize, ticket: u64 },
+}
+
+struct DiskRead {
+    shard: Arc<ShardId>,
+    from: u64,
+    max_bytes: usize,
+    waiter: ReadWaiter,
+}
+
+/// A finished disk read.
+struct DiskDone {
+    read: DiskRead,
+    result: Result<ReadBatch, ReadError>,
+}
+
+/// The disk reads of one core.
+#[derive(Default)]
+pub(super) struct DiskReads {
+    running: usize,
+    waiting: VecDeque<DiskRead>,
+    done: Rc<RefCell<Vec<DiskDone>>>,
+}
+
+impl Core {
+    /// Reads here or asks the core that owns the shard.
+    pub(super) fn read_log(&mut self, shard: &Arc<ShardId>, core: u16, token: u64, read: ReadAsk) {
+        if core == self.index {
+            return self.read_here(shard, read, ReadWaiter::Subscription { token });
+        }
+        let message = LaneMsg::Read(Box::new(LaneRead {
+            ticket: token,
+            shard: Arc::clone(shard),
+            read,
+        }));
+        // A read is owed to a subscription that exists already; like an answer it may not be lost.
+        self.send_answer(usize::from(core), message);
+    }
+
+    pub(super) fn read_here(&mut self, shard: &Arc<ShardId>, read: ReadAsk, waiter: ReadWaiter) {
+        let leads = self.routes.shard(shard).is_some_and(|route| route.is_local);
+        if !leads {
+            return self.finish_read(waiter, ReadResult::NotOwner);
+        }
+        let Ok(log) = self.open_log(shard) else {
+            let why: Arc<str> = Arc::from("the log cannot be opened");
+            return self.finish_read(waiter, ReadResult::Failed(why));
+        };
+        match read {
+            ReadAsk::Bounds => {
+                let base = self.storage.base(log);
+                let durable_tail = self.storage.durable_tail(log);
+                self.finish_read(waiter, ReadResult::Bounds { base, durable_tail });
+            }
+            ReadAsk::Records { from, max_bytes } => {
+                self.read_records(shard, log, from, max_bytes, waiter);
+            }
+        }
+    }
+
+    fn read_records(
+        &mut self,
+        shard: &Arc<ShardId>,
+        log: LogRef,
+        from: u64,
+        max_bytes: usize,
+        waiter: ReadWaiter,
+    ) {
+        let durable_tail = self.storage.durable_tail(log);
+        if from >= durable_tail {
+            if let Some(open) = self.logs.get_mut(shard) {
+                open.waiting_reads.insert(waiter, (from, max_bytes));
+            }
+            return;
+        }
+        let base = self.storage.base(log);
+        if from < base {
+            return self.finish_read(waiter, ReadResult::Trimmed { base });
+        }
+        match self.storage.read_recent(log, from, max_bytes) {
+            Some(batch) => self.finish_read(waiter, records(batch, durable_tail)),
+            None => {
+                let shard = Arc::clone(shard);
+                self.disk_reads.waiting.push_back(DiskRead {
+                    shard,
+                    from,
+                    max_bytes,
+                    waiter,
+                });
+                self.start_disk_reads();
+            }
+        }
+    }
+
+    fn start_disk_reads(&mut self) {
+        while self.disk_reads.running < MAX_DISK_READS {
+            let Some(read) = self.disk_reads.waiting.pop_front() else {
+                return;
+            };
+            let Some(open) = self.logs.get(&read.shard) else {
+                continue;
+            };
+            let log = open.log;
+            self.disk_reads.running += 1;
+            let storage = self.storage.clone();
+            let done = Rc::clone(&self.disk_reads.done);
+            let signal = self.signal.clone();
+            shard_executor::rt::spawn_local(async move {
+                let result = storage.read(log, read.from, read.max_bytes).await;
+                done.borrow_mut().push(DiskDone { read, result });
+                signal.set();
+            })
+            .detach();
+        }
+    }
+
+    /// Answers the disk reads that finished since the last turn.
+    pub(super) fn take_disk_reads(&mut self) {
+        let finished = std::mem::take(&mut *self.disk_reads.done.borrow_mut());
+        if finished.is_empty() {
+            return;
+        }
+        self.disk_reads.running -= finished.len();
+        for DiskDone { read, result } in finished {
+            let durable_tail = match self.logs.get(&read.shard) {
+                Some(open) => self.storage.durable_tail(open.log),
+                None => 0,
+            };
+            let result = match result {
+                Ok(batch) => records(batch, durable_tail),
+                Err(ReadError::Trimmed { base, .. }) => ReadResult::Trimmed { base },
+                Err(error) => {
+                    tracing::error!(shard = %read.shard, from = read.from, %error, "a read failed");
+                    ReadResult::Failed(Arc::from(error.to_string()))
+                }
+            };
+            self.finish_read(read.waiter, result);
+        }
+        self.start_disk_reads();
+    }
+
+    /// Logs whose durable tail moved: their waiting reads are tried again.
+    pub(super) fn wake_touched_readers(&mut self) {
+        let mut touched = std::mem::take(&mut self.touched_logs);
+        touched.sort_unstable();
+        touched.dedup();
+        for log in touched.drain(..) {
+            let Some(shard) = self.log_shards.get(&log).cloned() else {
+                continue;
+            };
+            let Some(open) = self.logs.get_mut(&shard) else {
+                continue;
+            };
+            if open.waiting_reads.is_empty() {
+                continue;
+            }
+            let waiting = std::mem::take(&mut open.waiting_reads);
+            for (waiter, (from, max_bytes)) in waiting {
+                self.read_records(&shard, log, from, max_bytes, waiter);
+            }
+        }
+        self.touched_logs = touched;
+    }
+
+    /// Shards this broker does not lead any more: whoever waits for their records is told.
+    pub(super) fn drop_readers_of_moved_shards(&mut self) {
+        let routes = Arc::clone(&self.routes);
+        let moved: Vec<Arc<ShardId>> = self
+            .logs
+            .iter()
+            .filter(|(_, open)| !open.waiting_reads.is_empty())
+            .filter(|(shard, _)| !routes.shard(shard).is_some_and(|route| route.is_local))
+            .map(|(shard, _)| Arc::clone(shard))
+            .collect();
+        for shard in moved {
+            let Some(open) = self.logs.get_mut(&shard) else {
+                continue;
+            };
+            for waiter in std::mem::take(&mut open.waiting_reads).into_keys() {
+                self.finish_read(waiter, ReadResult::NotOwner);
+            }
+        }
+    }
+
+    pub(super) fn cancel_read(&mut self, shard: &Arc<ShardId>, waiter: ReadWaiter) {
+        if let Some(open) = self.logs.get_mut(shard) {
+            open.waiting_reads.remove(&waiter);
+        }
+    }
+
+    fn finish_read(&mut self, waiter: ReadWaiter, result: ReadResult) {
+        match waiter {
+            // Answered from the queue of the turn: a subscription that reads on at once would
+            // otherwise recurse.
+            ReadWaiter::Subscription { token } => self.read_results.push_back((token, result)),
+            ReadWaiter::Lane { core, ticket } => {
+                self.send_answer(core, LaneMsg::ReadDone { ticket, result });
+            }
+        }
+    }
+}
+
+fn records(batch: ReadBatch, durable_tail: u64) -> ReadResult {
+    ReadResult::Records {
+        first_offset: batch.first_offset,
+        records: batch.records,
+        next_offset: batch.next_offset,
+        durable_tail,
+    }
+}

@@ -1,0 +1,125 @@
+//! What a core tells the control threads about itself, about once a second.
+
+use crate::admin::{CoreSnapshot, PeerSnapshot, ShardFailure, ShardSnapshot, StorageSnapshot};
+use crate::proto::peer::LinkPhase;
+
+use super::Core;
+
+/// Shards listed in a status report; the rest is in the metrics.
+const MAX_LISTED_SHARDS: usize = 256;
+
+impl Core {
+    /// Publishes the snapshot and copies totals kept elsewhere into the metrics.
+    pub(super) fn report(&mut self) {
+        self.copy_totals();
+        let snapshot = CoreSnapshot {
+            cpu: None,
+            phase: if self.is_draining {
+                "draining"
+            } else {
+                "serving"
+            }
+            .to_owned(),
+            client_connections: self.clients.len() as u64,
+            peer_connections: (self.accepted_peers.len() + self.link_conns.len()) as u64,
+            subscriptions: self.subscriptions.len() as u64,
+            publishes_in_flight: self.metrics.publishes_in_flight.get(),
+            forwards_in_flight: self.forwards.len() as u64,
+            shards: self.shard_snapshots(),
+            storage: self.storage_snapshot(),
+            peers: self.peer_snapshots(),
+            failures: self.failures(),
+        };
+        self.state.publish_core(usize::from(self.index), snapshot);
+    }
+
+    fn copy_totals(&self) {
+        let m = &self.metrics;
+        m.client_connections.set(self.clients.len() as u64);
+        m.peer_connections
+            .set((self.accepted_peers.len() + self.link_conns.len()) as u64);
+        let stats = self.storage.stats();
+        let commits = &stats.machine;
+        m.storage_commits.set_total(commits.commits);
+        m.storage_records.set_total(commits.records);
+        m.storage_appended_bytes.set_total(commits.committed_bytes);
+        m.storage_payload_bytes.set_total(commits.payload_bytes);
+        m.storage_group_records_sum.set_total(commits.records);
+        m.storage_flush_failures.set_total(commits.flush_failures);
+        m.storage_refused_overload
+            .set_total(commits.refused_overloaded);
+        m.storage_refused_disk_full
+            .set_total(commits.refused_disk_full);
+        m.storage_reads.set_total(stats.reads);
+        m.storage_failed_logs.set(stats.failed_logs.len() as u64);
+        m.storage_queued_bytes.set(stats.queued_bytes);
+        m.storage_free_bytes.set(stats.free_bytes);
+    }
+
+    fn shard_snapshots(&self) -> Vec<ShardSnapshot> {
+        self.logs
+            .iter()
+            .take(MAX_LISTED_SHARDS)
+            .map(|(shard, open)| {
+                let route = self.routes.shard(shard);
+                let leads = route.is_some_and(|route| route.is_local);
+                ShardSnapshot {
+                    shard: shard.to_string(),
+                    role: if leads { "leader" } else { "none" }.to_owned(),
+                    generation: route.map_or(0, |route| route.generation.0),
+                    base_offset: self.storage.base(open.log),
+                    next_offset: self.storage.tail(open.log),
+                    durable_offset: self.storage.durable_tail(open.log),
+                }
+            })
+            .collect()
+    }
+
+    fn storage_snapshot(&self) -> StorageSnapshot {
+        let stats = self.storage.stats();
+        StorageSnapshot {
+            commits: stats.machine.commits,
+            records: stats.machine.records,
+            appended_bytes: stats.machine.committed_bytes,
+            group_records_sum: stats.machine.records,
+            flush_failures: stats.machine.flush_failures,
+            queued_bytes: stats.queued_bytes,
+            free_bytes: stats.free_bytes,
+            segments: stats.segments_made,
+            unflushed_bytes: 0,
+        }
+    }
+
+    fn peer_snapshots(&self) -> Vec<PeerSnapshot> {
+        self.link_status()
+            .into_iter()
+            .map(|link| PeerSnapshot {
+                node_id: link.node.to_string(),
+                address: link.addr,
+                state: match link.phase {
+                    LinkPhase::Greeting => "connecting",
+                    phase => phase.name(),
+                }
+                .to_owned(),
+                in_flight: link.in_flight as u64,
+                failures_in_a_row: link.failures,
+                retry_in_ms: None,
+                last_error: link.last_error,
+            })
+            .collect()
+    }
+
+    fn failures(&self) -> Vec<ShardFailure> {
+        let mut failures: Vec<ShardFailure> = self.shard_failures.values().cloned().collect();
+        if let Some(why) = self.storage.failure() {
+            failures.push(ShardFailure {
+                shard: format!("all shards of core {}", self.index),
+                error: format!("storage failed: {why}"),
+                remedy:
+                    "check the device, then restart the broker: it recovers what is whole on disk"
+                        .to_owned(),
+            });
+        }
+        failures
+    }
+}

@@ -1,0 +1,546 @@
+//! Starting a broker, watching over it from the control thread, and stopping it.
+//!
+//! The main thread is the control thread: it starts the cores, hands them new catalogs and peer
+//! addresses, and turns signals into an orderly stop. It never touches the data path.
+
+use std::collections::HashMap;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::mpsc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use shard_executor::rt::{prepare_warm_up_file, spawn_core, CoreHandle, CoreSpec};
+use shard_executor::topology::{
+    allowed_cpus, pin_current_thread, place, CoreRequest, Placement, Topology,
+};
+use shard_executor::{inbox, InboxSender, Mesh, StallMonitor};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use storage_uring::{RecoveredSet, Storage};
+
+use super::core::{Control, Core, CoreEnd, CoreParts};
+use super::quic::{bind_reuseport, ServerTls};
+use super::{secret, settings};
+use crate::admin::{AdminServer, CatalogSnapshot, NodeInfo, SharedState};
+use crate::catalog::{Catalog, CatalogWatch};
+use crate::config::{Config, CoreSelection, Loaded};
+use crate::ids::NodeId;
+use crate::metrics::{CoreMetrics, MetricsHub};
+use crate::preflight::{self, PreflightInput};
+use crate::tls::{CertEvent, CertWatch};
+
+/// How often the control thread looks around.
+const CONTROL_PERIOD: Duration = Duration::from_millis(50);
+/// How often names of peers are resolved anew.
+const RESOLVE_PERIOD: Duration = Duration::from_secs(30);
+/// Control messages a core may have unread.
+const INBOX_CAPACITY: usize = 256;
+/// How long a cut core may take to end.
+const CUT_LINGER: Duration = Duration::from_secs(2);
+
+/// Why a broker did not start or did not end in order.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The host lacks something; the text says what and how to mend it.
+    #[error("{0}")]
+    HostUnfit(String),
+    /// A part could not be started.
+    #[error("{0}")]
+    Start(String),
+    /// Data on disk is damaged in a way the broker must not work around.
+    #[error("{0}")]
+    Damaged(String),
+    /// The stop did not finish what was accepted; the parts that were cut.
+    #[error("stopped with unfinished work:\n  {}", .0.join("\n  "))]
+    Unfinished(Vec<String>),
+}
+
+/// How an orderly run ended.
+#[derive(Debug, Clone)]
+pub struct ServeSummary {
+    /// From the last core that came up to the first signal.
+    pub served_for: Duration,
+}
+
+/// Runs a broker until a signal stops it. Blocks the calling thread, which becomes the control
+/// thread.
+///
+/// # Errors
+/// When the host is unfit, a part cannot start, or the stop had to cut unfinished work.
+pub fn serve(loaded: Loaded) -> Result<ServeSummary, ServeError> {
+    shard_executor::install_panic_exit();
+    for warning in &loaded.warnings {
+        tracing::warn!("{warning}");
+    }
+    let signals = Signals::install()?;
+    check_host(&loaded.config)?;
+    let broker = Broker::start(loaded)?;
+    broker.watch_until_stopped(&signals)
+}
+
+/// Signals that ask for a stop, counted.
+struct Signals {
+    count: Arc<std::sync::atomic::AtomicUsize>,
+}
+
+impl Signals {
+    fn install() -> Result<Self, ServeError> {
+        let count = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        for signal in [SIGTERM, SIGINT] {
+            let counted = Arc::clone(&count);
+            // SAFETY: the handler adds to an atomic, which is async-signal-safe.
+            let installed = unsafe {
+                signal_hook::low_level::register(signal, move || {
+                    counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                })
+            };
+            installed.map_err(|error| start_error("cannot handle stop signals", &error))?;
+        }
+        Ok(Self { count })
+    }
+
+    fn received(&self) -> usize {
+        self.count.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+fn start_error(what: &str, error: &dyn std::fmt::Display) -> ServeError {
+    ServeError::Start(format!("{what}: {error}"))
+}
+
+fn core_request(selection: &CoreSelection) -> CoreRequest {
+    match selection {
+        CoreSelection::Count(count) => CoreRequest::Count(*count),
+        CoreSelection::List(cpus) => CoreRequest::List(cpus.clone()),
+    }
+}
+
+fn check_host(config: &Config) -> Result<(), ServeError> {
+    preflight::raise_soft_limits();
+    std::fs::create_dir_all(&config.data_dir).map_err(|error| {
+        let what = format!(
+            "cannot create the data directory {}",
+            config.data_dir.display()
+        );
+        start_error(&what, &error)
+    })?;
+    let mut input = PreflightInput::new(
+        Some(config.data_dir.clone()),
+        core_request(&config.executor.cores),
+        config.executor.queue_depth as usize,
+    );
+    input.io_memory_bytes = config.executor.io_memory_bytes;
+    let report = preflight::run(&input);
+    for check in report.with_status(preflight::Status::Warn) {
+        tracing::warn!(check = check.name, "{}", check.cause);
+    }
+    match report.failure_message() {
+        Some(message) => Err(ServeError::HostUnfit(message)),
+        None => Ok(()),
+    }
+}
+
+type CoreResult = Result<CoreEnd, String>;
+
+/// A broker whose cores run.
+struct Broker {
+    node_id: NodeId,
+    shutdown_deadline: Duration,
+    state: Arc<SharedState>,
+    admin: AdminServer,
+    cores: Vec<CoreHandle<CoreResult>>,
+    senders: Vec<InboxSender<Control>>,
+    ended: mpsc::Receiver<usize>,
+    stalls: StallMonitor,
+    catalog: CatalogWatch,
+    certificates: Vec<CertWatch>,
+    resolved: HashMap<NodeId, SocketAddr>,
+    resolve_at: Instant,
+    ready_since: Instant,
+}
+
+impl Broker {
+    fn start(loaded: Loaded) -> Result<Self, ServeError> {
+        let Loaded {
+            config,
+            catalog,
+            peer_tls,
+            client_tls,
+            ..
+        } = loaded;
+        let core_count = config.executor.cores.count();
+        let now = Instant::now();
+        let metrics: Vec<Arc<CoreMetrics>> = (0..core_count).map(|_| Arc::default()).collect();
+        let state = SharedState::new(
+            node_info(&config, core_count),
+            MetricsHub::new(metrics.clone()),
+        );
+        state.publish_catalog(catalog_snapshot(&catalog.catalog, &config.node_id, 1));
+        let admin =
+            AdminServer::start(config.admin_listen, Arc::clone(&state)).map_err(|error| {
+                start_error(
+                    &format!("cannot listen on admin-listen {}", config.admin_listen),
+                    &error,
+                )
+            })?;
+        let placement = placement(&config)?;
+        let mut sockets = bind(&config)?;
+        let keys = secret::load_or_create(&config.data_dir).map_err(|error| {
+            start_error(
+                "cannot read or write the QUIC secret in the data directory",
+                &error,
+            )
+        })?;
+        state.hold("recovery", "the logs are being recovered");
+        let recovered = recover(&config, core_count)?;
+        state.release("recovery");
+        let warm_up = prepare_warm_up_file(&config.data_dir)
+            .map_err(|error| start_error("cannot write to the data directory", &error))?;
+        let settings = Arc::new(settings::core_settings(&config));
+        let peer_tls = Arc::new(peer_tls);
+        let server_tls = match config.client.require_alpn {
+            true => ServerTls::Strict(Arc::clone(client_tls.with_alpn())),
+            false => ServerTls::AlpnOptional {
+                with_alpn: Arc::clone(client_tls.with_alpn()),
+                without_alpn: Arc::clone(client_tls.without_alpn()),
+            },
+        };
+        let (ended_tx, ended) = mpsc::channel();
+        let (ready_tx, ready) = mpsc::channel();
+        let mut cores = Vec::with_capacity(core_count);
+        let mut senders = Vec::with_capacity(core_count);
+        let dial_from = SocketAddr::new(config.internal_listen.ip(), 0);
+        for (index, port) in Mesh::new(core_count, config.executor.lane_capacity)
+            .into_iter()
+            .enumerate()
+        {
+            let (sender, inbox) = inbox(INBOX_CAPACITY);
+            senders.push(sender);
+            let (client_socket, internal_socket) = sockets.remove(0);
+            let parts = CoreParts {
+                index: index as u16,
+                settings: Arc::clone(&settings),
+                catalog: Arc::clone(&catalog.catalog),
+                client_tls: server_tls.clone(),
+                peer_tls: Arc::clone(&peer_tls),
+                keys: keys.clone(),
+                client_socket,
+                internal_socket,
+                dial_from,
+                port,
+                inbox,
+                metrics: Arc::clone(&metrics[index]),
+                state: Arc::clone(&state),
+            };
+            let spec = CoreSpec {
+                cpu: placement.data.get(index).copied(),
+                io_memory_bytes: config.executor.io_memory_bytes,
+                ring_depth: config.executor.queue_depth as usize,
+                preempt_ms: config.executor.preempt.as_millis() as u64,
+                spin_us: config.executor.spin.as_micros() as u64,
+                warm_up_file: Some(warm_up.clone()),
+                ..CoreSpec::new(index)
+            };
+            let storage_config = settings::storage_config(&config, index as u16);
+            let recovered = Arc::clone(&recovered);
+            let (ready_tx, ended_tx) = (ready_tx.clone(), ended_tx.clone());
+            let core = spawn_core(spec, move || async move {
+                let result = run_core(parts, storage_config, recovered, &ready_tx).await;
+                let _ = ended_tx.send(index);
+                result
+            })
+            .map_err(|error| ServeError::Start(error.to_string()))?;
+            cores.push(core);
+        }
+        for _ in 0..core_count {
+            match ready.recv() {
+                Ok(Ok(())) => {}
+                Ok(Err(why)) => return Err(ServeError::Start(why)),
+                Err(_) => {
+                    return Err(ServeError::Start(
+                        "a core ended before it was ready".to_owned(),
+                    ))
+                }
+            }
+        }
+        let watched = cores
+            .iter()
+            .map(|core| (core.core_index(), core.heartbeat()))
+            .collect();
+        let counted = metrics.clone();
+        let stalls = StallMonitor::start(config.executor.stall, watched, move |event| {
+            if let shard_executor::stall::StallEvent::Stalled { core, .. } = event {
+                counted[core].stalls.add_shared(1);
+            }
+        })
+        .map_err(|error| start_error("cannot start the stall monitor", &error))?;
+        if !placement.control.is_empty() {
+            if let Err(error) = pin_current_thread(&placement.control) {
+                tracing::warn!(%error, "control threads stay unpinned");
+            }
+        }
+        let certificates = [peer_tls.watch(now), client_tls.watch(now)]
+            .into_iter()
+            .flatten()
+            .collect();
+        state.release_start();
+        tracing::info!(node = %config.node_id, cores = core_count, client = %config.client_listen, internal = %config.internal_listen, admin = %config.admin_listen, "ready");
+        Ok(Self {
+            node_id: config.node_id.clone(),
+            shutdown_deadline: config.shutdown_deadline,
+            state,
+            admin,
+            cores,
+            senders,
+            ended,
+            stalls,
+            catalog: catalog.watch(now),
+            certificates,
+            resolved: HashMap::new(),
+            resolve_at: now,
+            ready_since: Instant::now(),
+        })
+    }
+
+    fn watch_until_stopped(mut self, signals: &Signals) -> Result<ServeSummary, ServeError> {
+        let mut version = 1;
+        loop {
+            if signals.received() > 0 {
+                break;
+            }
+            if let Ok(core) = self.ended.try_recv() {
+                return Err(ServeError::Start(format!("core {core} ended by itself")));
+            }
+            let now = Instant::now();
+            self.watch_catalog(now, &mut version);
+            self.watch_certificates(now);
+            self.resolve_peers(now);
+            std::thread::sleep(CONTROL_PERIOD);
+        }
+        let served_for = self.ready_since.elapsed();
+        tracing::info!("stop signal: no new work is taken, what was accepted is finished");
+        self.stop(signals).map(|()| ServeSummary { served_for })
+    }
+
+    fn watch_catalog(&mut self, now: Instant, version: &mut u64) {
+        match self.catalog.poll(now) {
+            None => {}
+            Some(Ok(catalog)) => {
+                *version += 1;
+                self.state.metrics().control().catalog_reloads.add_shared(1);
+                self.state
+                    .publish_catalog(catalog_snapshot(&catalog, &self.node_id, *version));
+                tracing::info!(version = *version, "catalog reloaded");
+                self.resolve_at = now;
+                self.tell_all(|| Control::Catalog(Arc::clone(&catalog)));
+            }
+            Some(Err(errors)) => {
+                self.state
+                    .metrics()
+                    .control()
+                    .catalog_reload_errors
+                    .add_shared(1);
+                tracing::error!(
+                    "the changed catalog is not taken, the running one stays:\n{errors}"
+                );
+                let mut snapshot =
+                    catalog_snapshot(self.catalog.running(), &self.node_id, *version);
+                snapshot.error = Some(errors.to_string());
+                self.state.publish_catalog(snapshot);
+            }
+        }
+    }
+
+    fn watch_certificates(&mut self, now: Instant) {
+        let now_s = super::core::wall_us() / 1_000_000;
+        for watch in &mut self.certificates {
+            let control = self.state.metrics().control();
+            match watch.poll(now, now_s) {
+                None => {}
+                Some(CertEvent::Replaced { warnings, .. }) => {
+                    control.tls_reloads.add_shared(1);
+                    tracing::info!("a renewed certificate is used from the next handshake on");
+                    for warning in warnings {
+                        tracing::warn!("{warning}");
+                    }
+                }
+                Some(CertEvent::Kept(faults)) => {
+                    control.tls_reload_errors.add_shared(1);
+                    for fault in faults {
+                        tracing::warn!("changed certificate files are not used: {fault}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Peers given by name: resolving blocks, so it happens here and not on a core.
+    fn resolve_peers(&mut self, now: Instant) {
+        if now < self.resolve_at {
+            return;
+        }
+        self.resolve_at = now + RESOLVE_PERIOD;
+        let catalog = Arc::clone(self.catalog.running());
+        for node in catalog.nodes() {
+            if node.internal_addr.as_socket_addr().is_some() || node.node_id == self.node_id {
+                continue;
+            }
+            let target = (node.internal_addr.host(), node.internal_addr.port());
+            let found = target
+                .to_socket_addrs()
+                .ok()
+                .and_then(|mut found| found.next());
+            let Some(addr) = found else {
+                tracing::warn!(peer = %node.node_id, addr = %node.internal_addr, "the name cannot be resolved");
+                continue;
+            };
+            if self.resolved.insert(node.node_id.clone(), addr) != Some(addr) {
+                self.tell_all(|| Control::Resolved {
+                    node: node.node_id.clone(),
+                    addr,
+                });
+            }
+        }
+    }
+
+    fn tell_all(&self, message: impl Fn() -> Control) {
+        for sender in &self.senders {
+            if sender.try_send(message()).is_err() {
+                tracing::error!("a core does not take control messages");
+            }
+        }
+    }
+
+    fn stop(self, signals: &Signals) -> Result<(), ServeError> {
+        self.state.start_draining();
+        self.tell_all(|| Control::Drain);
+        let deadline = Instant::now() + self.shutdown_deadline;
+        let mut left = self.cores.len();
+        let mut cut_at = None;
+        while left > 0 {
+            match self.ended.recv_timeout(CONTROL_PERIOD) {
+                Ok(_) => left -= 1,
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            }
+            let now = Instant::now();
+            match cut_at {
+                None if now >= deadline || signals.received() > 1 => {
+                    tracing::error!("the wait for unfinished work is over; it is cut");
+                    self.tell_all(|| Control::Cut);
+                    cut_at = Some(now);
+                }
+                Some(since) if now.duration_since(since) >= CUT_LINGER => break,
+                None | Some(_) => {}
+            }
+        }
+        let mut unfinished = Vec::new();
+        if left > 0 {
+            unfinished.push(format!("{left} cores did not stop in time"));
+        } else {
+            for core in self.cores {
+                let index = core.core_index();
+                match core.join() {
+                    Ok(Ok(end)) => {
+                        unfinished.extend(end.cut);
+                        unfinished.extend(end.storage_error);
+                    }
+                    Ok(Err(why)) => unfinished.push(why),
+                    Err(error) => unfinished.push(format!("core {index}: {error}")),
+                }
+            }
+        }
+        drop(self.stalls);
+        self.admin.stop();
+        match unfinished.is_empty() {
+            true => Ok(()),
+            false => Err(ServeError::Unfinished(unfinished)),
+        }
+    }
+}
+
+async fn run_core(
+    parts: CoreParts,
+    config: storage_uring::StorageConfig,
+    recovered: Arc<RecoveredSet>,
+    ready: &mpsc::Sender<Result<(), String>>,
+) -> CoreResult {
+    let index = parts.index;
+    let opened = match Storage::open(config, recovered).await {
+        Ok(storage) => Core::new(parts, storage).map_err(|error| format!("core {index}: {error}")),
+        Err(error) => Err(format!("core {index}: {error}")),
+    };
+    match opened {
+        Ok(core) => {
+            let _ = ready.send(Ok(()));
+            Ok(core.run().await)
+        }
+        Err(why) => {
+            let _ = ready.send(Err(why.clone()));
+            Err(why)
+        }
+    }
+}
+
+fn recover(config: &Config, core_count: usize) -> Result<Arc<RecoveredSet>, ServeError> {
+    let started = Instant::now();
+    let recovered = storage_uring::recover(&config.data_dir, core_count)
+        .map_err(|error| ServeError::Damaged(error.to_string()))?;
+    tracing::info!(
+        took_ms = started.elapsed().as_millis() as u64,
+        "logs recovered"
+    );
+    Ok(recovered)
+}
+
+fn placement(config: &Config) -> Result<Placement, ServeError> {
+    let topology = Topology::read_host()
+        .map_err(|error| start_error("cannot read the CPU topology", &error))?;
+    let allowed = allowed_cpus().map_err(|error| start_error("cannot read the CPU set", &error))?;
+    place(&core_request(&config.executor.cores), &topology, &allowed)
+        .map_err(|error| ServeError::HostUnfit(error.to_string()))
+}
+
+type CoreSockets = (std::net::UdpSocket, std::net::UdpSocket);
+
+fn bind(config: &Config) -> Result<Vec<CoreSockets>, ServeError> {
+    let cores = config.executor.cores.count() as u16;
+    let bind = |what: &str, addr: SocketAddr| {
+        bind_reuseport(addr, cores)
+            .map_err(|error| start_error(&format!("cannot listen on {what} {addr}"), &error))
+    };
+    let clients = bind("client-listen", config.client_listen)?;
+    let internal = bind("internal-listen", config.internal_listen)?;
+    Ok(clients.into_iter().zip(internal).collect())
+}
+
+fn node_info(config: &Config, cores: usize) -> NodeInfo {
+    NodeInfo {
+        node_id: config.node_id.to_string(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        cores,
+        client_addr: config.client_listen.to_string(),
+        internal_addr: config.internal_listen.to_string(),
+        data_dir: config.data_dir.display().to_string(),
+        config: serde_json::Value::String(config.print()),
+    }
+}
+
+fn catalog_snapshot(catalog: &Catalog, me: &NodeId, version: u64) -> CatalogSnapshot {
+    let me = catalog.node_by_id(me.as_str());
+    let assignments = || {
+        catalog
+            .sharded()
+            .iter()
+            .flat_map(|spec| spec.assignments.iter())
+    };
+    CatalogSnapshot {
+        path: catalog.source().display().to_string(),
+        version,
+        max_generation: assignments().map(|a| a.generation.0).max().unwrap_or(0),
+        nodes: catalog.nodes().len() as u64,
+        streams: catalog.streams().count() as u64,
+        caches: catalog.caches().count() as u64,
+        shards_led: assignments().filter(|a| Some(a.leader()) == me).count() as u64,
+        error: None,
+    }
+}

@@ -1,0 +1,97 @@
+//! From the operator's configuration to what each part is told.
+
+use std::time::Duration;
+
+use storage_uring::{StorageConfig, SyncMethod};
+
+use super::core::Settings;
+use super::quic::TransportSettings;
+use crate::config::{self, Config};
+use crate::proto::backoff::BackoffLimits;
+use crate::proto::client_session::StreamLimits;
+use crate::proto::forward::ForwardLimits;
+use crate::proto::peer::LinkLimits;
+
+/// Publish bytes of one client connection in work before its streams are not read. One frame of
+/// the largest size always fits.
+const CLIENT_IN_FLIGHT_BYTES: usize = 32 << 20;
+/// Subscriptions of one core.
+const MAX_SUBSCRIPTIONS: usize = 100_000;
+
+pub(super) fn core_settings(config: &Config) -> Settings {
+    let peer = &config.peer;
+    let client = &config.client;
+    let cores = u16::try_from(config.executor.cores.count()).unwrap_or(u16::MAX);
+    Settings {
+        node_id: config.node_id.clone(),
+        cores,
+        client_transport: TransportSettings {
+            idle_timeout: client.idle_timeout,
+            stream_receive_window_bytes: client.stream_window_bytes,
+            connection_receive_window_bytes: client.connection_window_bytes,
+            ..TransportSettings::client_facing()
+        },
+        peer_transport: TransportSettings {
+            idle_timeout: peer.idle_timeout,
+            keep_alive: Some(peer.keep_alive),
+            stream_receive_window_bytes: peer.stream_window_bytes,
+            connection_receive_window_bytes: peer.connection_window_bytes,
+            ..TransportSettings::peer_link()
+        },
+        link_limits: LinkLimits {
+            in_flight: peer.in_flight,
+            in_flight_bytes: peer.in_flight_bytes,
+            request_timeout: peer.request_timeout,
+            connect_timeout: peer.connect_timeout,
+            idle_close: peer.unused_close,
+            streams: peer.streams,
+            backoff: BackoffLimits {
+                base: peer.backoff_min,
+                max: peer.backoff_max,
+                refused_base: peer.refused_backoff,
+                ..BackoffLimits::default()
+            },
+            ..LinkLimits::default()
+        },
+        forward_limits: ForwardLimits {
+            max_attempts: config.forward.attempts,
+            span: config.forward.budget,
+            ..ForwardLimits::default()
+        },
+        auth_timeout: client.auth_timeout,
+        peer_greeting_timeout: peer.connect_timeout,
+        client_in_flight_bytes: CLIENT_IN_FLIGHT_BYTES,
+        max_subscriptions: MAX_SUBSCRIPTIONS,
+        max_client_connections: client.max_connections.div_ceil(usize::from(cores)),
+        stream_limits: StreamLimits {
+            answer_timeout: client.publish_answer_timeout,
+            ..StreamLimits::default()
+        },
+        drain_patience: config.shutdown_deadline,
+        token_cache_entries: client.token_cache_entries,
+    }
+}
+
+pub(super) fn storage_config(config: &Config, core_index: u16) -> StorageConfig {
+    let storage = &config.storage;
+    let core_count = u16::try_from(config.executor.cores.count()).unwrap_or(u16::MAX);
+    StorageConfig {
+        segment_bytes: storage.segment_bytes,
+        commit_max_bytes: storage.commit_max_bytes,
+        commit_max_delay_us: micros(storage.commit_max_delay),
+        commits_in_flight: storage.commits_in_flight,
+        sync: match storage.sync_method {
+            config::SyncMethod::Odsync => SyncMethod::ODsync,
+            config::SyncMethod::Fdatasync => SyncMethod::Fdatasync,
+        },
+        max_queued_bytes: storage.max_queued_bytes,
+        prewritten_segments: storage.prewritten_segments,
+        recent_bytes: storage.recent_bytes,
+        reserve_bytes: storage.reserve_bytes,
+        ..StorageConfig::new(&config.data_dir, core_index, core_count)
+    }
+}
+
+fn micros(span: Duration) -> u32 {
+    u32::try_from(span.as_micros()).unwrap_or(u32::MAX)
+}
