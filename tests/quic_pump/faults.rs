@@ -5,6 +5,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use felix_uring::driver::quic::ReadEnd;
 
+use quinn_udp::Transmit;
+use rand::rngs::StdRng;
+use rand::{Rng, RngCore, SeedableRng};
+
 use crate::support::{Pair, CLIENT, SERVER};
 
 /// Sends 1 MiB within a time no retransmission timer fits into, and says how long it took.
@@ -117,4 +121,42 @@ fn a_socket_that_refuses_everything_is_counted_and_nothing_hangs() {
     let counters = pair.world.pumps[CLIENT].send_counters(pair.client_endpoint);
     assert!(counters.unreachable > 0);
     assert!(!counters.batching_off && !counters.ecn_off);
+}
+
+#[test]
+fn garbage_makes_no_connection_and_little_answer() {
+    const DATAGRAMS: usize = 5_000;
+    let mut pair = Pair::new(1);
+    let stranger = pair.world.fresh_addr();
+    let (mut spec, _) = pair.world.spec(stranger, None);
+    let mut rng = StdRng::seed_from_u64(5);
+    for n in 0..DATAGRAMS {
+        let mut data = vec![0; rng.random_range(1..1500)];
+        rng.fill_bytes(&mut data);
+        if n % 4 == 0 && data.len() > 30 {
+            // The look of an Initial or a Handshake packet of version 1.
+            data[0] = if n % 8 == 0 { 0xc0 } else { 0xe0 };
+            data[1..6].copy_from_slice(&[0, 0, 0, 1, 8]);
+        }
+        let transmit = Transmit {
+            destination: pair.server_addr,
+            ecn: None,
+            contents: &data,
+            segment_size: None,
+            src_ip: None,
+        };
+        spec.io.send(&transmit).expect("send");
+    }
+    pair.world.pass(Duration::from_secs(1));
+    let pump = &pair.world.pumps[SERVER];
+    assert_eq!(pump.counters().received_datagrams, DATAGRAMS as u64);
+    assert_eq!(pump.counters().connected, 0);
+    assert!(pump.is_drained(), "{} connections", pump.open_connections());
+    let answered = pump.send_counters(pair.server_endpoint);
+    assert!(
+        answered.bytes < pump.counters().received_bytes / 2,
+        "{answered:?}"
+    );
+    // And a real client is served.
+    pair.connect();
 }

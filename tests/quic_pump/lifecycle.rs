@@ -293,3 +293,23 @@ fn rotated_certificates_serve_newcomers_and_leave_the_others() {
     }));
     assert!(pair.world.pumps[CLIENT].is_live(old));
 }
+
+#[test]
+fn closing_during_the_handshake_is_reported_once() {
+    let mut pair = Pair::new(1);
+    let client = pair.dial(&[]);
+    let now = pair.world.now;
+    pair.world.pumps[CLIENT].close(client, 0, b"", now);
+    assert!(pair.world.run(Duration::from_secs(10), |w| w
+        .pumps
+        .iter()
+        .all(|p| p.is_drained())));
+    let ends: Vec<_> = pair.world.events[CLIENT]
+        .iter()
+        .map(|e| match e {
+            PumpEvent::HandshakeFailed { conn, reason, .. } => (*conn, reason.clone()),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(ends, [(Some(client), CloseReason::LocallyClosed)]);
+}

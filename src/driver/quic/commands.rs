@@ -188,7 +188,8 @@ impl Pump {
         self.conns.get(id).map_or(0, Conn::queued_bytes)
     }
 
-    /// Closes a connection at once; what is queued on it is dropped. `Closed` follows.
+    /// Closes a connection at once; what is queued on it is dropped. `Closed`
+    /// follows, or `HandshakeFailed` if it was not connected yet.
     pub fn close(&mut self, id: ConnId, code: u32, reason: &[u8], now: Instant) {
         if let Some(conn) = self.live(id) {
             conn.proto

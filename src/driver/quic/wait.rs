@@ -132,3 +132,46 @@ impl Pump {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spins_of(history: &mut SpinHistory, waits: usize, hit: bool) -> usize {
+        (0..waits)
+            .filter(|_| {
+                let spins = history.should_spin();
+                if spins {
+                    history.record(hit);
+                }
+                spins
+            })
+            .count()
+    }
+
+    #[test]
+    fn spinning_stops_when_it_does_not_pay_and_comes_back_when_it_does() {
+        let mut history = SpinHistory::default();
+        assert_eq!(
+            spins_of(&mut history, 320, false),
+            10,
+            "a trial in 32 waits"
+        );
+        assert!(
+            spins_of(&mut history, 200, true) > 150,
+            "found out within 32 waits"
+        );
+        let wasted = spins_of(&mut history, 320, false);
+        assert!(wasted <= 8 + 10, "{wasted}");
+    }
+
+    #[test]
+    fn a_mix_with_more_hits_than_misses_goes_on() {
+        let mut history = SpinHistory::default();
+        history.record(true);
+        for n in 0..1000 {
+            assert!(history.should_spin(), "wait {n}");
+            history.record(n % 2 == 0);
+        }
+    }
+}
