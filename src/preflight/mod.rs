@@ -161,6 +161,20 @@ impl PreflightReport {
             .iter()
             .filter(move |check| check.status == status)
     }
+
+    /// Logs every warning once, with its remedy for a shell; for `serve`.
+    pub fn log_warnings(&self) {
+        for check in self.with_status(Status::Warn) {
+            tracing::warn!(
+                check = check.name,
+                current = %check.current,
+                needed = %check.needed,
+                remedy = %check.remedy.shell,
+                "{}",
+                check.cause
+            );
+        }
+    }
 }
 
 /// Looks at the real host.
