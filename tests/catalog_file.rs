@@ -210,3 +210,51 @@ fn a_tenant_without_any_key_is_refused() {
     let errors = parse(&text).expect_err("refused");
     assert!(errors.to_string().contains("no key"), "{errors}");
 }
+
+#[test]
+fn followers_nobody_named_are_chosen() {
+    let text = good().replace("replicas = [\"a\", \"b.felix\"]\n", "");
+    let catalog = parse(&text).expect("valid");
+    let stream = catalog.streams().next().expect("a stream");
+    assert_eq!(*stream.assignments[2].replicas, [NodeIdx(1), NodeIdx(0)]);
+    for assignment in &stream.assignments {
+        assert_eq!(assignment.replicas.len(), 2);
+        assert_ne!(assignment.replicas[0], assignment.replicas[1]);
+    }
+}
+
+#[test]
+fn assignments_must_be_of_something_and_only_once() {
+    let assignment = &good()[good().find("[[assignment]]").expect("there")..];
+    let errors = parse(&(good() + assignment)).expect_err("twice");
+    let text = errors.to_string();
+    assert!(
+        text.contains("cat.toml:44: shard 2 of stream t1/default/events is assigned again"),
+        "{text}"
+    );
+    assert!(text.contains("line 35"), "{text}");
+    let other = assignment.replace("\"events\"", "\"evnets\"");
+    let text = parse(&(good() + &other)).expect_err("unknown").to_string();
+    assert!(text.contains("names stream t1/default/evnets"), "{text}");
+}
+
+#[test]
+fn an_empty_file_asks_for_nodes() {
+    let text = parse("").expect_err("refused").to_string();
+    assert!(text.contains("there is no [[node]]"), "{text}");
+}
+
+proptest::proptest! {
+    /// Whatever an editor leaves behind, the answer is a catalog or a list of mistakes.
+    #[test]
+    fn damaged_files_never_panic(from in 0usize..1200, len in 0usize..80, insert in "[ -~\n]{0,6}") {
+        let text = good();
+        let from = from.min(text.len());
+        let to = (from + len).min(text.len());
+        let damaged = format!("{}{insert}{}", &text[..from], &text[to..]);
+        let read = &mut |_: &Path| Err(std::io::Error::other("no file"));
+        if let Err(errors) = parse_catalog(Path::new("cat.toml"), &damaged, read) {
+            proptest::prop_assert!(!errors.0.is_empty());
+        }
+    }
+}
