@@ -1,11 +1,17 @@
 //! A subscriber's cursor against a simulated log that grows, trims and loses fetches.
 
 use felix_uring::ids::{Generation, NodeId, Offset};
+use felix_uring::proto::client_session::{
+    cursor_error, event_stream_end, subscribed, EventStreamEnd,
+};
 use felix_uring::proto::outcome::Target;
+use felix_uring::proto::subscription::Ended;
 use felix_uring::proto::subscription::{
     Delivery, EndReason, Readable, StartPosition, StartRefusal, Subscription, SubscriptionLimits,
     SubscriptionStep,
 };
+use felix_uring::wire::client::answers::CursorErrorReason;
+use felix_uring::wire::client::{Answer, ClientOffer, Request, ShardOwner};
 use proptest::prelude::*;
 
 const LIMITS: SubscriptionLimits = SubscriptionLimits {
@@ -168,6 +174,84 @@ fn a_subscriber_whose_records_were_trimmed_is_told() {
     };
     assert_eq!(ended.reason, EndReason::Lagged);
     assert_eq!(ended.resume_from, Offset(6));
+}
+
+fn offer(flags: u16, features: u32, high: u32) -> ClientOffer {
+    let text = format!(
+        "{{\"type\":\"auth\",\"tenant_id\":\"t\",\"token\":\"x\",\"client_flags\":{flags},\
+         \"client_features\":{features},\"client_features_hi\":{high}}}"
+    );
+    match Request::decode(text.as_bytes()).unwrap() {
+        Request::Auth(auth) => ClientOffer::from_auth(&auth),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn ends_use_the_message_the_client_reads_and_never_a_clean_end() {
+    let all = offer(0x1FFF, 0xFB77_FFFF, 0xF);
+    let codes_only = offer(0x1FFF, 0x800, 0);
+    let owner = Some(ShardOwner {
+        node_id: "c".into(),
+        addr: Some("192.0.2.3:7000".into()),
+        generation: 3,
+    });
+    let end = |reason, offer: &ClientOffer| {
+        let ended = Ended {
+            reason,
+            resume_from: Offset(12),
+        };
+        event_stream_end(5, &ended, owner.clone(), 3, offer)
+    };
+    let moved = || EndReason::ShardMoved { owner: None };
+    let EventStreamEnd::Message(Answer::ShardMoved(message)) = end(moved(), &all) else {
+        panic!("no shard_moved")
+    };
+    assert_eq!(message.resume_from, Some(12));
+    assert_eq!(message.node_id.as_deref(), Some("c"));
+    assert_eq!((message.subscription_id, message.generation), (5, 3));
+    assert!(matches!(
+        end(EndReason::StreamDeleted, &all),
+        EventStreamEnd::Message(Answer::StreamDeleted(_))
+    ));
+    assert!(matches!(
+        end(EndReason::Lagged, &all),
+        EventStreamEnd::Message(Answer::SubscriptionLagged(m)) if m.resume_from == 12
+    ));
+    for (reason, code) in [
+        (moved(), "not_leader"),
+        (EndReason::StreamDeleted, "not_found"),
+        (EndReason::Lagged, "limit_exceeded"),
+        (EndReason::Revoked, "revoked"),
+        (EndReason::StorageFailed, "storage"),
+    ] {
+        let EventStreamEnd::Message(Answer::ErrorAnswer(error)) = end(reason, &codes_only) else {
+            panic!("{code}")
+        };
+        assert_eq!(error.code.unwrap().name(), code);
+    }
+    assert_eq!(
+        end(EndReason::Draining, &all),
+        EventStreamEnd::WithConnection
+    );
+    assert_eq!(end(EndReason::StoppedByClient, &all), EventStreamEnd::Reset);
+}
+
+#[test]
+fn offsets_go_to_clients_that_read_them() {
+    let (_, opened) = Subscription::open(StartPosition::Earliest, log(2, 9), LIMITS).unwrap();
+    for (flags, expected) in [(0x0020, (Some(2), Some(9))), (0, (None, None))] {
+        let Answer::Subscribed(answer) = subscribed(4, opened, &offer(flags, 0, 0)) else {
+            panic!("no subscribed")
+        };
+        assert_eq!((answer.start_offset, answer.live_offset), expected);
+    }
+    let refusal = Subscription::open(StartPosition::At(Offset(1)), log(2, 9), LIMITS).unwrap_err();
+    let Answer::SubscribeCursorError(answer) = cursor_error(refusal) else {
+        panic!("no cursor error")
+    };
+    assert_eq!(answer.reason, CursorErrorReason::TooOld);
+    assert_eq!((answer.requested, answer.available), (1, 2));
 }
 
 #[derive(Debug, Clone)]

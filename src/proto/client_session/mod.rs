@@ -9,6 +9,7 @@
 mod classify;
 mod connection;
 mod stream;
+mod subscribe_frames;
 
 pub use classify::{
     classify, classify_error, classify_oversize, Incoming, PublishReply, Requested,
@@ -17,3 +18,4 @@ pub use connection::{ConnectionClose, ConnectionSession};
 pub use stream::{
     OwedId, Reply, StreamAction, StreamDirection, StreamLimits, StreamSession, Verdict, Written,
 };
+pub use subscribe_frames::{cursor_error, event_stream_end, subscribed, EventStreamEnd};
