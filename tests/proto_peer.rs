@@ -273,10 +273,17 @@ fn apply(pair: &mut Pair, input: Input) {
     }
 }
 
+/// In these sequences every request has 100 bytes: none may be leaked or freed twice.
+fn check_bytes(pair: &Pair) {
+    let held = pair.link.in_flight() + pair.link.waiting();
+    assert_eq!(pair.link.held_bytes(), 100 * held as u64);
+}
+
 /// Ends the world and checks that every request came out once, with a truthful result.
 fn conclude(mut pair: Pair, sequence: &[Input]) {
     pair.closed(CloseCause::Transport);
     assert!(pair.sent.is_empty(), "LINK-4: {sequence:?}");
+    check_bytes(&pair);
     pair.wait(Duration::from_secs(61));
     for token in 0..pair.next_token {
         let Some(result) = pair.result(token) else {
@@ -307,6 +314,7 @@ fn run_all(prefix: &[Input], length: u32) {
         }
         for &input in &sequence {
             apply(&mut pair, input);
+            check_bytes(&pair);
         }
         conclude(pair, &sequence);
     }
@@ -351,6 +359,7 @@ proptest! {
         let sequence: Vec<_> = indices.iter().map(|&i| ALPHABET[i]).collect();
         for &input in &sequence {
             apply(&mut pair, input);
+            check_bytes(&pair);
         }
         conclude(pair, &sequence);
     }

@@ -129,6 +129,11 @@ impl<T: Copy, R> PeerLink<T, R> {
         self.waiting.len()
     }
 
+    /// Bytes of all requests accepted and not done.
+    pub fn held_bytes(&self) -> u64 {
+        self.waiting_bytes + self.streams.total_bytes()
+    }
+
     /// Answers that came after their request was done.
     pub fn late_answers(&self) -> u64 {
         self.in_flight.late_answers()

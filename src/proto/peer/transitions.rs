@@ -16,9 +16,8 @@ use crate::proto::MonoTime;
 impl<T: Copy, R> PeerLink<T, R> {
     pub(super) fn has_room(&self, bytes: u32) -> bool {
         let held = self.waiting.len() + self.in_flight.len();
-        let held_bytes = self.waiting_bytes + self.streams.total_bytes();
         held < self.limits.in_flight
-            && (held == 0 || held_bytes + u64::from(bytes) <= self.limits.in_flight_bytes)
+            && (held == 0 || self.held_bytes() + u64::from(bytes) <= self.limits.in_flight_bytes)
     }
 
     pub(super) fn enqueue(&mut self, request: Request<T>) {
