@@ -26,6 +26,15 @@ pub fn block_on<T>(future: impl std::future::Future<Output = Result<T>>) -> Resu
         .block_on(future)
 }
 
+/// quinn offers to receive 1472 bytes unless told otherwise, which would keep it from larger packets.
+fn endpoint_config(settings: &TransportSettings) -> Result<quinn::EndpointConfig> {
+    let mut config = quinn::EndpointConfig::default();
+    config
+        .max_udp_payload_size(settings.mtu_upper_bound_bytes.max(1472))
+        .context("packet size out of range")?;
+    Ok(config)
+}
+
 /// Serves until `stop`: swallows unidirectional streams, echoes bidirectional ones.
 pub async fn serve(
     socket: UdpSocket,
@@ -38,7 +47,7 @@ pub async fn serve(
     let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
     config.transport_config(settings.build()?);
     let endpoint = quinn::Endpoint::new(
-        quinn::EndpointConfig::default(),
+        endpoint_config(settings)?,
         Some(config),
         socket,
         Arc::new(quinn::TokioRuntime),
@@ -128,7 +137,7 @@ impl Client {
         let mut config = quinn::ClientConfig::new(Arc::new(crypto));
         config.transport_config(settings.build()?);
         let endpoint = quinn::Endpoint::new(
-            quinn::EndpointConfig::default(),
+            endpoint_config(settings)?,
             None,
             socket,
             Arc::new(quinn::TokioRuntime),

@@ -3,14 +3,15 @@
 //! The load tool runs a server and a client of this module in two processes and sets them against the
 //! same four functions over another QUIC driver. Nothing here is used by the broker.
 
+mod report;
+mod tls;
+
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use shard_executor::rt;
 
 use super::{
@@ -19,12 +20,13 @@ use super::{
     TransportSettings, UdpIo,
 };
 
+pub use report::{process_cpu_seconds, Latencies, ProbeReport, Span};
+pub use tls::{client_tls, ProbeIdentity};
+
 /// Bytes one bulk write carries.
 pub const BULK_PART_BYTES: usize = 64 * 1024;
 /// Bytes a bulk sender keeps queued.
 const BULK_AHEAD_BYTES: usize = 512 * 1024;
-/// Samples of latency kept; later ones replace the oldest.
-const LATENCY_SAMPLES: usize = 1 << 20;
 /// How long a probe waits for its connection or its last answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -49,162 +51,6 @@ pub enum ProbeError {
     /// Certificate or TLS configuration.
     #[error("TLS: {0}")]
     Tls(String),
-}
-
-/// A certificate for `localhost` made for one run.
-#[derive(Clone)]
-pub struct ProbeIdentity {
-    certificate: Vec<u8>,
-    key: Vec<u8>,
-}
-
-impl ProbeIdentity {
-    /// Makes a certificate and key.
-    pub fn generate() -> Result<Self, ProbeError> {
-        let made = rcgen::generate_simple_self_signed(vec!["localhost".into()])
-            .map_err(|e| ProbeError::Tls(e.to_string()))?;
-        Ok(Self {
-            certificate: made.cert.der().to_vec(),
-            key: made.key_pair.serialize_der(),
-        })
-    }
-
-    /// The certificate in DER, for the client's process.
-    pub fn certificate(&self) -> &[u8] {
-        &self.certificate
-    }
-
-    /// TLS of the server.
-    pub fn server_tls(&self) -> Result<Arc<rustls::ServerConfig>, ProbeError> {
-        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.key.clone()));
-        let config = rustls::ServerConfig::builder_with_provider(provider().into())
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .and_then(|b| {
-                b.with_no_client_auth()
-                    .with_single_cert(vec![CertificateDer::from(self.certificate.clone())], key)
-            })
-            .map_err(|e| ProbeError::Tls(e.to_string()))?;
-        Ok(Arc::new(config))
-    }
-}
-
-/// TLS of a client that trusts `certificate`.
-pub fn client_tls(certificate: &[u8]) -> Result<Arc<rustls::ClientConfig>, ProbeError> {
-    let mut roots = rustls::RootCertStore::empty();
-    roots
-        .add(CertificateDer::from(certificate.to_vec()))
-        .map_err(|e| ProbeError::Tls(e.to_string()))?;
-    let mut config = rustls::ClientConfig::builder_with_provider(provider().into())
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .map_err(|e| ProbeError::Tls(e.to_string()))?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    // Every handshake of the handshake probe is to be a full one.
-    config.resumption = rustls::client::Resumption::disabled();
-    Ok(Arc::new(config))
-}
-
-/// ring with AES-128-GCM first, as the broker has it.
-fn provider() -> rustls::crypto::CryptoProvider {
-    let mut provider = rustls::crypto::ring::default_provider();
-    provider
-        .cipher_suites
-        .sort_by_key(|s| usize::from(s.suite() != rustls::CipherSuite::TLS13_AES_128_GCM_SHA256));
-    provider
-}
-
-/// CPU seconds this process has used, user and system.
-pub fn process_cpu_seconds() -> f64 {
-    // SAFETY: an all-zero `rusage` is a valid value, and the call only writes into it.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &mut usage);
-        usage
-    };
-    let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
-    seconds(usage.ru_utime) + seconds(usage.ru_stime)
-}
-
-/// Time and CPU of a measured span in this process.
-#[derive(Debug, Clone, Copy)]
-pub struct Span {
-    started: Instant,
-    cpu_at_start_s: f64,
-}
-
-impl Span {
-    /// Starts measuring.
-    pub fn start() -> Self {
-        Self {
-            started: Instant::now(),
-            cpu_at_start_s: process_cpu_seconds(),
-        }
-    }
-
-    /// Seconds and CPU seconds since the start.
-    pub fn stop(&self) -> (f64, f64) {
-        (
-            self.started.elapsed().as_secs_f64(),
-            process_cpu_seconds() - self.cpu_at_start_s,
-        )
-    }
-}
-
-/// What one end of a probe has seen.
-#[derive(Debug, Clone, Default)]
-pub struct ProbeReport {
-    /// Payload bytes moved.
-    pub bytes: u64,
-    /// Round trips or handshakes completed.
-    pub operations: u64,
-    /// Length of the measured span.
-    pub seconds: f64,
-    /// CPU seconds this process used in it.
-    pub cpu_s: f64,
-    /// Latencies of the operations, sorted, in nanoseconds.
-    pub latencies_ns: Vec<u64>,
-    /// The connection at its end.
-    pub stats: ConnStats,
-}
-
-impl ProbeReport {
-    /// Latency below which the fraction `q` of the operations lies.
-    pub fn latency_ns(&self, q: f64) -> u64 {
-        let last = self.latencies_ns.len().saturating_sub(1);
-        let at = (last as f64 * q.clamp(0.0, 1.0)).round() as usize;
-        self.latencies_ns.get(at).copied().unwrap_or(0)
-    }
-
-    /// CPU seconds this end spends on a gigabyte.
-    pub fn cpu_s_per_gb(&self) -> f64 {
-        self.cpu_s / (self.bytes as f64 / 1e9)
-    }
-}
-
-/// Latencies kept in a bounded ring.
-#[derive(Default)]
-pub struct Latencies {
-    samples_ns: Vec<u64>,
-    next: usize,
-}
-
-impl Latencies {
-    /// Adds one.
-    pub fn record(&mut self, latency: Duration) {
-        let ns = latency.as_nanos() as u64;
-        if self.samples_ns.len() < LATENCY_SAMPLES {
-            self.samples_ns.push(ns);
-        } else {
-            self.samples_ns[self.next] = ns;
-            self.next = (self.next + 1) % LATENCY_SAMPLES;
-        }
-    }
-
-    /// All kept, sorted.
-    pub fn into_sorted(mut self) -> Vec<u64> {
-        self.samples_ns.sort_unstable();
-        self.samples_ns
-    }
 }
 
 /// A pump with one endpoint.
