@@ -22,11 +22,15 @@ fn help_is_on_standard_output_with_examples_and_exit_statuses() {
     assert!(help.contains("Exit status:"), "{help}");
     assert!(help.contains("6  this host cannot run a broker"), "{help}");
     for command in [
-        &["cluster", "up"][..],
+        &["serve"][..],
+        &["cluster", "up"],
         &["certs"],
         &["token"],
         &["check"],
         &["status"],
+        &["log", "inspect"],
+        &["log", "verify"],
+        &["log", "dump"],
         &["frame", "decode"],
         &["frame", "encode"],
     ] {

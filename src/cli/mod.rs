@@ -9,6 +9,7 @@ mod check;
 mod cluster;
 mod exit;
 mod frame;
+mod log;
 mod logging;
 mod serve;
 mod status;
@@ -61,6 +62,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Show what running brokers say about themselves
     Status(status::StatusArgs),
+    /// Read a data directory without a broker
+    Log(log::LogArgs),
     /// Decode or encode protocol frames, one a line
     Frame(frame::FrameArgs),
 }
@@ -106,6 +109,7 @@ fn dispatch(cli: &Cli) -> Result<Exit, CommandError> {
         Command::Serve(args) => serve::run(args, &mut out),
         Command::Cluster(args) => cluster::run(args, &mut out),
         Command::Token(args) => token::run(args, &mut out),
+        Command::Log(args) => log::run(args, &mut out),
         Command::Frame(args) => frame::run(args, std::io::stdin().lock(), &mut out),
         Command::Check(args) => check::run(args, &mut out),
         Command::Certs(args) => certs::run(args, &mut out),
