@@ -236,7 +236,6 @@ impl Broker {
                 io_memory_bytes: config.executor.io_memory_bytes,
                 ring_depth: config.executor.queue_depth as usize,
                 preempt_ms: config.executor.preempt.as_millis() as u64,
-                spin_us: config.executor.spin.as_micros() as u64,
                 warm_up_file: Some(warm_up.clone()),
                 ..CoreSpec::new(index)
             };

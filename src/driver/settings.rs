@@ -58,6 +58,7 @@ pub(super) fn core_settings(config: &Config) -> Settings {
             span: config.forward.budget,
             ..ForwardLimits::default()
         },
+        spin: config.executor.spin,
         auth_timeout: client.auth_timeout,
         peer_greeting_timeout: peer.connect_timeout,
         client_in_flight_bytes: CLIENT_IN_FLIGHT_BYTES,

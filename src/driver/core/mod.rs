@@ -68,6 +68,8 @@ pub struct Settings {
     pub client_in_flight_bytes: usize,
     /// Subscriptions of one core.
     pub max_subscriptions: usize,
+    /// How long an idle core looks for work before it sleeps.
+    pub spin: Duration,
     /// Client connections of one core.
     pub max_client_connections: usize,
     /// What one client stream may be owed, and for how long.
