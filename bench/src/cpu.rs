@@ -65,7 +65,9 @@ pub fn plan_cpus(cpus: &[usize], brokers: usize, cores_per_broker: usize) -> Cpu
         (take(), (0..cores_per_broker).map(|_| take()).collect())
     } else {
         // From the far end, so as not to meet the owners as long as possible.
-        let first = (0..cores_per_broker).map(|i| cpus[count - 1 - i % count]).collect();
+        let first = (0..cores_per_broker)
+            .map(|i| cpus[count - 1 - i % count])
+            .collect();
         (cpus[0], first)
     };
     let mut all: Vec<Vec<usize>> = vec![first];

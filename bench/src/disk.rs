@@ -145,7 +145,9 @@ impl WriteRing {
         }
         // SAFETY: the descriptor was just made and is owned by nobody else.
         let eventfd = unsafe { OwnedFd::from_raw_fd(raw) };
-        self.ring.submitter().register_eventfd(eventfd.as_raw_fd())?;
+        self.ring
+            .submitter()
+            .register_eventfd(eventfd.as_raw_fd())?;
         Ok(eventfd)
     }
 
@@ -160,7 +162,13 @@ impl WriteRing {
     }
 
     /// Hands the first `len` bytes of a buffer to the kernel. Call only with room.
-    pub fn start(&mut self, tag: u64, buffer: AlignedBuffer, len: usize, at: u64) -> io::Result<()> {
+    pub fn start(
+        &mut self,
+        tag: u64,
+        buffer: AlignedBuffer,
+        len: usize,
+        at: u64,
+    ) -> io::Result<()> {
         let free = self.slots.iter().position(Option::is_none);
         let Some(slot) = free.filter(|_| len <= buffer.len()) else {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -204,7 +212,8 @@ impl WriteRing {
     pub fn reap(&mut self, mut each: impl FnMut(WriteDone)) {
         for entry in self.ring.completion() {
             let slot = usize::try_from(entry.user_data()).unwrap_or(usize::MAX);
-            let Some(InKernel { tag, buffer, len }) = self.slots.get_mut(slot).and_then(Option::take)
+            let Some(InKernel { tag, buffer, len }) =
+                self.slots.get_mut(slot).and_then(Option::take)
             else {
                 continue;
             };
@@ -212,9 +221,15 @@ impl WriteRing {
             let result = match entry.result() {
                 n if n < 0 => Err(io::Error::from_raw_os_error(-n)),
                 n if n as usize == len => Ok(()),
-                n => Err(io::Error::other(format!("only {n} of {len} bytes were written"))),
+                n => Err(io::Error::other(format!(
+                    "only {n} of {len} bytes were written"
+                ))),
             };
-            each(WriteDone { tag, buffer, result });
+            each(WriteDone {
+                tag,
+                buffer,
+                result,
+            });
         }
     }
 }
@@ -257,7 +272,9 @@ pub fn measure_disk(
     let places = (file_bytes / write_bytes as u64).max(1);
     let file = create_written_file(path, places * write_bytes as u64)?;
     let mut ring = WriteRing::new(file, depth)?;
-    let mut spare: Vec<AlignedBuffer> = (0..depth).map(|_| AlignedBuffer::new(write_bytes)).collect();
+    let mut spare: Vec<AlignedBuffer> = (0..depth)
+        .map(|_| AlignedBuffer::new(write_bytes))
+        .collect();
     let started = Instant::now();
     let cpu = thread_cpu_seconds();
     let (mut next, mut writes, mut busy) = (0u64, 0u64, Duration::ZERO);
@@ -269,7 +286,12 @@ pub fn measure_disk(
             // Each write differs, as real ones do.
             buffer.bytes_mut()[..8].copy_from_slice(&next.to_le_bytes());
             sent_at.insert(next, Instant::now());
-            ring.start(next, buffer, write_bytes, next % places * write_bytes as u64)?;
+            ring.start(
+                next,
+                buffer,
+                write_bytes,
+                next % places * write_bytes as u64,
+            )?;
             next += 1;
         }
         if ring.in_kernel() > 0 {
@@ -277,7 +299,9 @@ pub fn measure_disk(
         }
         ring.reap(|done| {
             writes += 1;
-            busy += sent_at.remove(&done.tag).map_or(Duration::ZERO, |at| at.elapsed());
+            busy += sent_at
+                .remove(&done.tag)
+                .map_or(Duration::ZERO, |at| at.elapsed());
             failed = done.result.err();
             spare.push(done.buffer);
         });
@@ -308,7 +332,8 @@ mod tests {
         for n in 0..2u8 {
             let mut buffer = AlignedBuffer::new(8192);
             buffer.bytes_mut().fill(n + 1);
-            ring.start(u64::from(n), buffer, 8192, u64::from(n) * 8192).unwrap();
+            ring.start(u64::from(n), buffer, 8192, u64::from(n) * 8192)
+                .unwrap();
         }
         assert!(!ring.has_room());
         let mut tags = Vec::new();
@@ -336,6 +361,9 @@ mod tests {
         ring.reap(|done| error = done.result.err());
         assert_eq!(error.unwrap().raw_os_error(), Some(libc::EINVAL));
         let buffer = AlignedBuffer::new(4096);
-        assert!(ring.start(2, buffer, 8192, 0).is_err(), "longer than the buffer");
+        assert!(
+            ring.start(2, buffer, 8192, 0).is_err(),
+            "longer than the buffer"
+        );
     }
 }

@@ -76,8 +76,11 @@ impl Latency {
 
     /// Points of the distribution, for the plot: quantile and microseconds.
     pub fn curve(&self) -> Vec<(f64, f64)> {
-        let mut points: Vec<(f64, f64)> = (0..100).map(|p| f64::from(p) / 100.0).map(|q| (q, self.at(q))).collect();
-        let mut tail = 0.01;
+        let mut points: Vec<(f64, f64)> = (0..100)
+            .map(|p| f64::from(p) / 100.0)
+            .map(|q| (q, self.at(q)))
+            .collect();
+        let mut tail = 0.01 / 1.5;
         while tail * self.count() as f64 >= 1.0 && points.len() < 200 {
             points.push((1.0 - tail, self.at(1.0 - tail)));
             tail /= 1.5;
@@ -283,7 +286,9 @@ mod tests {
             latency.record(n * 1_000);
         }
         let curve = latency.curve();
-        assert!(curve.windows(2).all(|w| w[0].0 < w[1].0 && w[0].1 <= w[1].1));
+        assert!(curve
+            .windows(2)
+            .all(|w| w[0].0 < w[1].0 && w[0].1 <= w[1].1));
         let &(q, us) = curve.last().unwrap();
         assert_eq!(q, 1.0);
         assert!((9_990.0..10_020.0).contains(&us));

@@ -106,7 +106,8 @@ impl Schedule {
 
     /// Batches due so far and not taken.
     pub fn backlog(&self, now_ns: u64) -> u64 {
-        self.due_before(now_ns.min(self.end_ns)).saturating_sub(self.taken)
+        self.due_before(now_ns.min(self.end_ns))
+            .saturating_sub(self.taken)
     }
 
     /// Whether no batch will be taken any more.
@@ -162,7 +163,12 @@ mod tests {
         }
     }
 
-    fn run(pace: Pace, limit: usize, answer_after_ns: u64, frozen: std::ops::Range<u64>) -> (Meter, ScheduleReport) {
+    fn run(
+        pace: Pace,
+        limit: usize,
+        answer_after_ns: u64,
+        frozen: std::ops::Range<u64>,
+    ) -> (Meter, ScheduleReport) {
         let end = 10 * S;
         let mut schedule = Schedule::new(pace, 0, end);
         let mut meter = Meter::new(0, end);
@@ -174,7 +180,11 @@ mod tests {
         };
         let mut now = 0;
         while now < end || !server.outstanding.is_empty() {
-            while server.outstanding.front().is_some_and(|(done, _)| *done <= now) {
+            while server
+                .outstanding
+                .front()
+                .is_some_and(|(done, _)| *done <= now)
+            {
                 if let Some((_, due)) = server.outstanding.pop_front() {
                     meter.on_acked(now, due, 1, 100);
                 }
@@ -196,14 +206,22 @@ mod tests {
 
     #[test]
     fn a_frozen_second_shows_in_an_open_loop() {
-        let pace = Pace::Open { batches_per_s: 1_000.0 };
+        let pace = Pace::Open {
+            batches_per_s: 1_000.0,
+        };
         for limit in [1, 64, 100_000] {
             let (meter, report) = run(pace, limit, MS / 10, 5 * S..6 * S);
             let latency = meter.latency();
             let p99_s = latency.at(0.99) / 1e6;
             let max_s = latency.at(1.0) / 1e6;
-            assert!((0.85..0.95).contains(&p99_s), "limit {limit}: p99 {p99_s} s");
-            assert!((0.99..1.05).contains(&max_s), "limit {limit}: max {max_s} s");
+            assert!(
+                (0.85..0.95).contains(&p99_s),
+                "limit {limit}: p99 {p99_s} s"
+            );
+            assert!(
+                (0.99..1.05).contains(&max_s),
+                "limit {limit}: max {max_s} s"
+            );
             assert!(latency.at(0.5) < 1_000.0, "{} us", latency.at(0.5));
             assert_eq!((report.offered, report.unsent), (10_000, 0));
             assert_eq!(report.self_late, 0, "the server was late, not the tool");
@@ -222,10 +240,16 @@ mod tests {
     #[test]
     fn overload_is_reported_and_latency_grows() {
         // Ten times what a server of 1,000 a second can take.
-        let pace = Pace::Open { batches_per_s: 10_000.0 };
+        let pace = Pace::Open {
+            batches_per_s: 10_000.0,
+        };
         let (meter, report) = run(pace, 64, MS, 0..0);
         assert_eq!(report.offered, 100_000);
-        assert!((9_000..=11_000).contains(&meter.records()), "{}", meter.records());
+        assert!(
+            (9_000..=11_000).contains(&meter.records()),
+            "{}",
+            meter.records()
+        );
         assert!(report.unsent > 85_000, "{report:?}");
         // What was answered at the end had been due seconds before.
         assert!(meter.latency().at(1.0) > 8e6);
@@ -236,7 +260,9 @@ mod tests {
 
     #[test]
     fn a_tool_that_was_late_itself_says_so() {
-        let pace = Pace::Open { batches_per_s: 1_000.0 };
+        let pace = Pace::Open {
+            batches_per_s: 1_000.0,
+        };
         let mut schedule = Schedule::new(pace, 0, S);
         assert_eq!(schedule.take(0), Some(0));
         // The loop came round 50 ms late although nothing was outstanding.
@@ -253,7 +279,9 @@ mod tests {
 
     #[test]
     fn warm_up_is_not_offered() {
-        let pace = Pace::Open { batches_per_s: 100.0 };
+        let pace = Pace::Open {
+            batches_per_s: 100.0,
+        };
         let schedule = Schedule::new(pace, S, 3 * S);
         assert_eq!(schedule.report().offered, 200);
         assert_eq!(schedule.next_due_ns(), Some(0));

@@ -23,8 +23,8 @@ use felix_uring::wire::client::{ErrorCode, Refusal, WireCode};
 use shard_executor::rt;
 
 use super::lanes::{Conn, Lane, Op, Pending, Phase, Slot};
-use super::spec::{LoadError, LoadReport, LoadSpec, Progress, Tally};
 use super::speak::{verdict, Heard, Verdict};
+use super::spec::{LoadError, LoadReport, LoadSpec, Progress, Tally};
 use crate::cpu::thread_cpu_seconds;
 use crate::meter::Meter;
 use crate::record::RecordMaker;
@@ -238,7 +238,13 @@ impl Load {
             let addr = self.spec.targets[conn.target].addr;
             let id = self
                 .pump
-                .connect(conn.endpoint, addr, &self.spec.server_name, self.dial.clone(), now)
+                .connect(
+                    conn.endpoint,
+                    addr,
+                    &self.spec.server_name,
+                    self.dial.clone(),
+                    now,
+                )
                 .map_err(|error| LoadError::Setup(format!("cannot dial {addr}: {error}")))?;
             conn.id = Some(id);
             conn.phase = Phase::Starting;
@@ -280,7 +286,11 @@ impl Load {
                 ..
             } => self.on_ended(conn, &reason.to_string(), now),
             PumpEvent::StreamStopped { conn, code, .. } => {
-                self.break_off(conn, &format!("the broker stopped a stream with code {code}"), now);
+                self.break_off(
+                    conn,
+                    &format!("the broker stopped a stream with code {code}"),
+                    now,
+                );
             }
             PumpEvent::HandshakeFailed { conn: None, .. }
             | PumpEvent::StreamOpened { .. }
@@ -307,7 +317,9 @@ impl Load {
         let stream = self.pump.open_bi(id).map_err(|e| e.to_string())?;
         let (speaker, hello) = self.spec.protocol.open()?;
         if let Some(hello) = hello {
-            self.pump.send(id, stream, hello).map_err(|e| e.to_string())?;
+            self.pump
+                .send(id, stream, hello)
+                .map_err(|e| e.to_string())?;
         }
         let conn = &mut self.conns[index];
         conn.lanes.push(Lane {
@@ -334,7 +346,8 @@ impl Load {
                 conn: index,
                 life: conn.life,
             };
-            self.free.extend(std::iter::repeat_n(slot, self.spec.in_flight));
+            self.free
+                .extend(std::iter::repeat_n(slot, self.spec.in_flight));
         }
     }
 
@@ -486,7 +499,14 @@ impl Load {
                 self.free.push_front(slot);
                 break;
             };
-            self.publish(slot, Op { due_ns, attempts: 0 }, now_ns);
+            self.publish(
+                slot,
+                Op {
+                    due_ns,
+                    attempts: 0,
+                },
+                now_ns,
+            );
         }
     }
 
@@ -572,7 +592,11 @@ impl Load {
 
     fn sample_cpu(&mut self, now: Instant) {
         let now_ns = self.at_ns(now);
-        for (sample, at_ns) in self.cpu_at.iter_mut().zip([self.measure_from_ns, self.end_ns]) {
+        for (sample, at_ns) in self
+            .cpu_at
+            .iter_mut()
+            .zip([self.measure_from_ns, self.end_ns])
+        {
             if sample.is_none() && now_ns >= at_ns {
                 *sample = Some(thread_cpu_seconds());
             }

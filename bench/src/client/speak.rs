@@ -317,8 +317,18 @@ mod tests {
             }
         }
         assert!(matches!(heard[0], Heard::Ready));
-        assert!(matches!(heard[1], Heard::Accepted { request_id: 3, offset: Some(44) }));
-        let Heard::Refused { request_id: 4, refusal } = &heard[2] else {
+        assert!(matches!(
+            heard[1],
+            Heard::Accepted {
+                request_id: 3,
+                offset: Some(44)
+            }
+        ));
+        let Heard::Refused {
+            request_id: 4,
+            refusal,
+        } = &heard[2]
+        else {
             panic!("{heard:?}");
         };
         assert_eq!(verdict(refusal), Verdict::Retry { after_ms: 50 });
@@ -327,10 +337,17 @@ mod tests {
     #[test]
     fn only_a_promise_that_nothing_was_written_is_a_refusal() {
         let of = |code: ErrorCode| verdict(&Refusal::new(code, ""));
-        assert!(matches!(of(ErrorCode::ShardUnavailable), Verdict::Retry { .. }));
+        assert!(matches!(
+            of(ErrorCode::ShardUnavailable),
+            Verdict::Retry { .. }
+        ));
         assert!(matches!(of(ErrorCode::Draining), Verdict::Retry { .. }));
         assert_eq!(of(ErrorCode::Forbidden), Verdict::Failed);
-        for code in [ErrorCode::Unacknowledged, ErrorCode::Storage, ErrorCode::Internal] {
+        for code in [
+            ErrorCode::Unacknowledged,
+            ErrorCode::Storage,
+            ErrorCode::Internal,
+        ] {
             assert_eq!(of(code), Verdict::Unknown, "{code:?}");
         }
     }
@@ -346,6 +363,9 @@ mod tests {
         speaker.push(bytes.freeze());
         assert!(speaker.next().is_none());
         speaker.push(tail.freeze());
-        assert!(matches!(speaker.next(), Some(Heard::Accepted { request_id: 9, .. })));
+        assert!(matches!(
+            speaker.next(),
+            Some(Heard::Accepted { request_id: 9, .. })
+        ));
     }
 }

@@ -9,10 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, Result};
 use clap::Args;
 use felix_uring::driver::quic::{
-    client_config, ConnId, Pump, PumpEvent, ReadEnd, ServerSetup, ServerTls, Side, StreamId,
-    TransportSettings,
+    client_config, ConnId, Pump, PumpEvent, ReadEnd, Side, StreamId, TransportSettings,
 };
-use felix_uring::tls::{ClientCertSource, ClientTls};
 use shard_executor::rt;
 
 use super::net::{self, TlsFiles, INGRESS_ID, OWNER_ID};
@@ -49,19 +47,7 @@ pub struct IngressArgs {
 
 /// Runs until the process is ended.
 pub fn run_ingress(args: IngressArgs) -> Result<()> {
-    let source = ClientCertSource::Files {
-        cert: args.client_cert.clone(),
-        key: args.client_key.clone(),
-    };
-    let clients = ClientTls::load(&source, net::now_s())
-        .map_err(|faults| anyhow::anyhow!("certificates: {faults:?}"))?;
-    let setup = ServerSetup {
-        tls: ServerTls::AlpnOptional {
-            with_alpn: clients.with_alpn().clone(),
-            without_alpn: clients.without_alpn().clone(),
-        },
-        transport: TransportSettings::client_facing().build()?,
-    };
+    let setup = net::client_listener(&args.client_cert, &args.client_key)?;
     let peer = args.tls.peer(INGRESS_ID)?;
     let dial = client_config(
         peer.client_config().clone(),
@@ -128,7 +114,11 @@ impl Relay {
     fn on_event(&mut self, event: PumpEvent) -> Result<()> {
         match event {
             PumpEvent::Connected { side, .. } => self.is_owner_up |= side == Side::Client,
-            PumpEvent::StreamOpened { conn, stream, bi: true } if conn != self.owner => {
+            PumpEvent::StreamOpened {
+                conn,
+                stream,
+                bi: true,
+            } if conn != self.owner => {
                 let onward = (self.owner, self.pump.open_bi(self.owner)?);
                 self.twin.insert((conn, stream), onward);
                 self.twin.insert(onward, (conn, stream));
@@ -143,12 +133,21 @@ impl Relay {
                 if conn == self.owner {
                     bail!("the relay's owner is gone: {reason}");
                 }
-                let ends: Vec<End> = self.twin.keys().filter(|(c, _)| *c == conn).copied().collect();
+                let ends: Vec<End> = self
+                    .twin
+                    .keys()
+                    .filter(|(c, _)| *c == conn)
+                    .copied()
+                    .collect();
                 for end in ends {
                     self.part(end);
                 }
             }
-            PumpEvent::HandshakeFailed { side: Side::Client, reason, .. } => {
+            PumpEvent::HandshakeFailed {
+                side: Side::Client,
+                reason,
+                ..
+            } => {
                 bail!("the relay's owner cannot be reached: {reason}")
             }
             _ => {}

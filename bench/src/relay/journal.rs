@@ -45,7 +45,12 @@ pub struct Journal<A> {
 
 impl<A: 'static> Journal<A> {
     /// A journal over a pre-written file of `file_bytes`, begun again when it is full.
-    pub fn open(path: &Path, file_bytes: u64, group_bytes: usize, in_flight: usize) -> io::Result<Self> {
+    pub fn open(
+        path: &Path,
+        file_bytes: u64,
+        group_bytes: usize,
+        in_flight: usize,
+    ) -> io::Result<Self> {
         let file_bytes = file_bytes.max(group_bytes as u64 * 4);
         let ring = WriteRing::new(create_written_file(path, file_bytes)?, in_flight)?;
         let bell = Signal::new();
@@ -136,13 +141,19 @@ impl<A: 'static> Journal<A> {
         self.bell.take();
         let mut failed = None;
         let (flights, spare) = (&mut self.flights, &mut self.spare);
-        self.ring.reap(|WriteDone { tag, buffer, result }| {
-            failed = result.err();
-            spare.push(buffer);
-            if let Some(flight) = flights.iter_mut().find(|f| f.tag == tag) {
-                flight.is_durable = true;
-            }
-        });
+        self.ring.reap(
+            |WriteDone {
+                 tag,
+                 buffer,
+                 result,
+             }| {
+                failed = result.err();
+                spare.push(buffer);
+                if let Some(flight) = flights.iter_mut().find(|f| f.tag == tag) {
+                    flight.is_durable = true;
+                }
+            },
+        );
         if let Some(error) = failed {
             return Err(error);
         }
@@ -157,11 +168,6 @@ impl<A: 'static> Journal<A> {
     /// Ready when a write finished.
     pub fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.bell.poll_wait(cx)
-    }
-
-    /// Groups written so far.
-    pub fn groups(&self) -> u64 {
-        self.next_tag
     }
 }
 

@@ -8,10 +8,11 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{anyhow, Context as _, Result};
 use felix_uring::driver::quic::{
-    bind_reuseport, EndpointId, EndpointSpec, Pump, PumpConfig, ServerSetup, SharedKeys, UdpIo,
+    bind_reuseport, EndpointId, EndpointSpec, Pump, PumpConfig, ServerSetup, ServerTls, SharedKeys,
+    TransportSettings, UdpIo,
 };
 use felix_uring::ids::NodeId;
-use felix_uring::tls::{PeerTls, PeerTlsPaths};
+use felix_uring::tls::{ClientCertSource, ClientTls, PeerTls, PeerTlsPaths};
 use shard_executor::rt;
 
 /// The node id of the relay's owner, which its certificate carries.
@@ -44,6 +45,23 @@ impl TlsFiles {
         let node = NodeId::new(node).map_err(|error| anyhow!("{error}"))?;
         PeerTls::load(&paths, &node, now_s()).map_err(|faults| anyhow!("certificates: {faults:?}"))
     }
+}
+
+/// A listener for clients, as a broker has it.
+pub fn client_listener(cert: &Path, key: &Path) -> Result<ServerSetup> {
+    let source = ClientCertSource::Files {
+        cert: cert.to_path_buf(),
+        key: key.to_path_buf(),
+    };
+    let tls =
+        ClientTls::load(&source, now_s()).map_err(|faults| anyhow!("certificates: {faults:?}"))?;
+    Ok(ServerSetup {
+        tls: ServerTls::AlpnOptional {
+            with_alpn: tls.with_alpn().clone(),
+            without_alpn: tls.without_alpn().clone(),
+        },
+        transport: TransportSettings::client_facing().build()?,
+    })
 }
 
 /// Seconds since the epoch.

@@ -39,6 +39,12 @@ pub struct OwnerArgs {
     /// File to write the address to once it serves
     #[arg(long)]
     pub ready: PathBuf,
+    /// Certificate towards clients; with it, clients connect here and there is no ingress
+    #[arg(long, requires = "client_key")]
+    pub client_cert: Option<PathBuf>,
+    /// Its key
+    #[arg(long)]
+    pub client_key: Option<PathBuf>,
     #[command(flatten)]
     pub tls: TlsFiles,
 }
@@ -51,10 +57,12 @@ pub fn run_owner(args: OwnerArgs) -> Result<()> {
     core.warm_up_file = Some(warm_up_file);
     core.name = "relay-owner".into();
     let socket = net::bind(args.listen)?;
-    let tls = args.tls.peer(OWNER_ID)?;
-    let setup = ServerSetup {
-        tls: ServerTls::Strict(tls.server_config().clone()),
-        transport: TransportSettings::peer_link().build()?,
+    let setup = match (&args.client_cert, &args.client_key) {
+        (Some(cert), Some(key)) => net::client_listener(cert, key)?,
+        _ => ServerSetup {
+            tls: ServerTls::Strict(args.tls.peer(OWNER_ID)?.server_config().clone()),
+            transport: TransportSettings::peer_link().build()?,
+        },
     };
     rt::spawn_core(core, move || async move {
         let mut pump = net::pump()?;
@@ -112,7 +120,10 @@ impl Owner {
             self.pump.flush(Instant::now());
             let journal = &self.journal;
             let until = Instant::now() + Duration::from_millis(100);
-            net::wait(&mut self.pump, &mut alarm, until, |cx| journal.poll_ready(cx)).await;
+            net::wait(&mut self.pump, &mut alarm, until, |cx| {
+                journal.poll_ready(cx)
+            })
+            .await;
             rt::yield_if_needed().await;
         }
     }

@@ -6,74 +6,72 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
-use felix_uring::cluster::{Authority, ChildProcess, ChildSpec, NodeCertificates};
+use felix_uring::cluster::{Authority, ChildProcess, ChildSpec};
 use felix_uring::ids::NodeId;
 
 use super::net::{INGRESS_ID, OWNER_ID};
+use crate::cpu::process_cpu_seconds_of;
 
 /// Making the journal takes most of it.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
+/// Where the relay's processes run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RelayCpus {
+    /// Of the ingress; without it clients connect to the owner.
+    pub ingress: Option<usize>,
+    /// Of the owner.
+    pub owner: usize,
+}
+
 /// The running relay; its processes end when it is dropped.
 pub struct RelayPair {
-    ingress: ChildProcess,
+    ingress: Option<ChildProcess>,
     owner: ChildProcess,
     addr: SocketAddr,
-    owner_addr: SocketAddr,
     dir: PathBuf,
 }
 
 impl RelayPair {
-    /// Starts both in `dir`, which must allow direct I/O, on these CPUs.
-    pub fn start(dir: &Path, ingress_cpu: usize, owner_cpu: usize) -> Result<Self> {
+    /// Starts it in `dir`, which must allow direct I/O.
+    pub fn start(dir: &Path, cpus: RelayCpus) -> Result<Self> {
         std::fs::create_dir_all(dir)?;
-        let program = std::env::current_exe()?;
         let authority = Authority::open_or_create(dir, 30)?;
-        let ca = authority.ca_path();
-        let start = |name: &str, id: &str, cpu: usize, more: &[(&str, OsString)]| {
-            let node = NodeId::new(id).map_err(|error| anyhow::anyhow!("{error}"))?;
-            let home = dir.join(id);
-            let files = authority.issue_node(&home, &node, &[])?;
-            let ready = home.join("ready");
-            let mut args: Vec<OsString> = vec![name.into()];
-            let common = common_flags(&ca, &files, &ready, cpu);
-            for (flag, value) in common.iter().chain(more) {
-                args.push(flag.into());
-                args.push(value.clone());
-            }
-            if name == "relay-ingress" {
-                args.extend(["--client-cert".into(), files.client_cert.into()]);
-                args.extend(["--client-key".into(), files.client_key.into()]);
-            }
-            let mut child = ChildProcess::start(&ChildSpec {
-                program: program.clone(),
-                args,
-                env: Vec::new(),
-                log: home.join("log"),
-            })?;
-            let addr = wait_ready(&mut child, &ready).with_context(|| name.to_string())?;
-            anyhow::Ok((child, addr))
+        let journal_dir = [("--dir", OsString::from(dir))];
+        let owner = Starter {
+            authority: &authority,
+            home: dir.join(OWNER_ID),
+            id: OWNER_ID,
+            cpu: cpus.owner,
+            takes_clients: cpus.ingress.is_none(),
         };
-        let (owner, owner_addr) = start("relay-owner", OWNER_ID, owner_cpu, &[("--dir", dir.into())])?;
-        let to_owner = [("--owner", OsString::from(owner_addr.to_string()))];
-        let (ingress, addr) = start("relay-ingress", INGRESS_ID, ingress_cpu, &to_owner)?;
+        let (owner, owner_addr) = owner.start("relay-owner", &journal_dir)?;
+        let (ingress, addr) = match cpus.ingress {
+            None => (None, owner_addr),
+            Some(cpu) => {
+                let to_owner = [("--owner", OsString::from(owner_addr.to_string()))];
+                let ingress = Starter {
+                    authority: &authority,
+                    home: dir.join(INGRESS_ID),
+                    id: INGRESS_ID,
+                    cpu,
+                    takes_clients: true,
+                };
+                let (child, addr) = ingress.start("relay-ingress", &to_owner)?;
+                (Some(child), addr)
+            }
+        };
         Ok(Self {
             ingress,
             owner,
             addr,
-            owner_addr,
             dir: dir.to_path_buf(),
         })
     }
 
-    /// Where clients of the forwarding relay connect.
+    /// Where clients connect.
     pub fn addr(&self) -> SocketAddr {
         self.addr
-    }
-
-    /// Where the owner listens.
-    pub fn owner_addr(&self) -> SocketAddr {
-        self.owner_addr
     }
 
     /// The authority of its certificates.
@@ -81,14 +79,16 @@ impl RelayPair {
         self.dir.join("ca.pem")
     }
 
-    /// Process ids of ingress and owner.
-    pub fn pids(&self) -> [u32; 2] {
-        [self.ingress.pid(), self.owner.pid()]
+    /// CPU seconds ingress and owner have used.
+    pub fn cpu_seconds(&self) -> [f64; 2] {
+        let of = |child: &ChildProcess| process_cpu_seconds_of(child.pid()).unwrap_or(0.0);
+        [self.ingress.as_ref().map_or(0.0, of), of(&self.owner)]
     }
 
     /// An error with its last words when a process has ended.
     pub fn check_alive(&mut self) -> Result<()> {
-        for (name, child) in [("ingress", &mut self.ingress), ("owner", &mut self.owner)] {
+        let ingress = self.ingress.as_mut().map(|child| ("ingress", child));
+        for (name, child) in ingress.into_iter().chain([("owner", &mut self.owner)]) {
             if let Some(status) = child.poll_exit()? {
                 bail!("the relay's {name} ended ({status}): {}", child.log_tail());
             }
@@ -97,20 +97,50 @@ impl RelayPair {
     }
 }
 
-fn common_flags(
-    ca: &Path,
-    files: &NodeCertificates,
-    ready: &Path,
+/// What one of the processes is started with.
+struct Starter<'a> {
+    authority: &'a Authority,
+    home: PathBuf,
+    id: &'static str,
     cpu: usize,
-) -> [(&'static str, OsString); 6] {
-    [
-        ("--listen", "127.0.0.1:0".into()),
-        ("--cpu", cpu.to_string().into()),
-        ("--ready", ready.into()),
-        ("--ca", ca.into()),
-        ("--peer-cert", files.peer_cert.clone().into()),
-        ("--peer-key", files.peer_key.clone().into()),
-    ]
+    takes_clients: bool,
+}
+
+impl Starter<'_> {
+    fn start(
+        &self,
+        command: &str,
+        more: &[(&str, OsString)],
+    ) -> Result<(ChildProcess, SocketAddr)> {
+        let node = NodeId::new(self.id).map_err(|error| anyhow::anyhow!("{error}"))?;
+        let files = self.authority.issue_node(&self.home, &node, &[])?;
+        let ready = self.home.join("ready");
+        let mut flags: Vec<(&str, OsString)> = vec![
+            ("--listen", "127.0.0.1:0".into()),
+            ("--cpu", self.cpu.to_string().into()),
+            ("--ready", ready.clone().into()),
+            ("--ca", self.authority.ca_path().into()),
+            ("--peer-cert", files.peer_cert.into()),
+            ("--peer-key", files.peer_key.into()),
+        ];
+        if self.takes_clients {
+            flags.push(("--client-cert", files.client_cert.into()));
+            flags.push(("--client-key", files.client_key.into()));
+        }
+        flags.extend(more.iter().cloned());
+        let mut args: Vec<OsString> = vec![command.into()];
+        for (flag, value) in flags {
+            args.extend([flag.into(), value]);
+        }
+        let mut child = ChildProcess::start(&ChildSpec {
+            program: std::env::current_exe()?,
+            args,
+            env: Vec::new(),
+            log: self.home.join("log"),
+        })?;
+        let addr = wait_ready(&mut child, &ready).with_context(|| command.to_string())?;
+        Ok((child, addr))
+    }
 }
 
 fn wait_ready(child: &mut ChildProcess, ready: &Path) -> Result<SocketAddr> {

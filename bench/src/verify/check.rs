@@ -4,6 +4,7 @@
 //! it; a record whose outcome is not known may be there or not, but also once and in order; a record
 //! that was refused must not be there.
 
+use std::borrow::Borrow;
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
@@ -87,8 +88,8 @@ struct Seen {
 }
 
 /// Checks one shard, record by record in the order of its log.
-pub struct ShardCheck<'a> {
-    ledger: &'a Ledger,
+pub struct ShardCheck<L> {
+    ledger: L,
     shard: u32,
     /// Records of other runs are expected; damage cannot be told from them then, but shows as missing.
     shared: bool,
@@ -97,9 +98,9 @@ pub struct ShardCheck<'a> {
     placement_sum: u64,
 }
 
-impl<'a> ShardCheck<'a> {
+impl<L: Borrow<Ledger>> ShardCheck<L> {
     /// A check of a shard; `shared` when others write to the stream as well.
-    pub fn new(ledger: &'a Ledger, shard: u32, shared: bool) -> Self {
+    pub fn new(ledger: L, shard: u32, shared: bool) -> Self {
         Self {
             ledger,
             shard,
@@ -113,8 +114,9 @@ impl<'a> ShardCheck<'a> {
     /// The next record of the log.
     pub fn on_record(&mut self, offset: u64, payload: &[u8]) {
         let shard = self.shard;
+        let ledger: &Ledger = self.ledger.borrow();
         let id = match parse_record(payload) {
-            Ok(id) if id.run == self.ledger.run() => id,
+            Ok(id) if id.run == ledger.run() => id,
             Ok(_) => {
                 self.counts.foreign += 1;
                 return;
@@ -132,7 +134,7 @@ impl<'a> ShardCheck<'a> {
             }
         };
         self.counts.checked += 1;
-        let writer = self.ledger.writer(shard, id.writer);
+        let writer = ledger.writer(shard, id.writer);
         let Some(told) = writer.filter(|w| id.shard == shard && id.sequence < w.sent_to) else {
             self.counts.corrupt += 1;
             self.counts.find(format!(
@@ -149,7 +151,7 @@ impl<'a> ShardCheck<'a> {
             ));
         } else if !told.acked.contains(id.sequence) {
             self.counts.unknown_present += 1;
-        } else if id.sequence % u64::from(self.ledger.batch()) == 0 {
+        } else if id.sequence % u64::from(ledger.batch()) == 0 {
             self.placement_sum =
                 self.placement_sum
                     .wrapping_add(placement(id.writer, id.sequence, offset));
@@ -182,7 +184,8 @@ impl<'a> ShardCheck<'a> {
     /// The end of the log.
     pub fn finish(mut self) -> VerifyCounts {
         let none = RangeSet::default();
-        for (writer, told) in self.ledger.writers_of(self.shard) {
+        let ledger: &Ledger = self.ledger.borrow();
+        for (writer, told) in ledger.writers_of(self.shard) {
             let seen = self.seen.get(&writer).map_or(&none, |s| &s.sequences);
             let missing = told.acked.missing_from(seen);
             if missing > 0 {
@@ -193,9 +196,9 @@ impl<'a> ShardCheck<'a> {
                 ));
             }
         }
-        let known = self.ledger.shards().get(self.shard as usize);
+        let known = ledger.shards().get(self.shard as usize);
         let moved = known.is_some_and(|k| {
-            k.placed_batches * u64::from(self.ledger.batch()) == k.acked_records
+            k.placed_batches * u64::from(ledger.batch()) == k.acked_records
                 && k.placement_sum != self.placement_sum
         });
         // With records missing or doubled the sum cannot match and says nothing more.

@@ -75,7 +75,9 @@ mod tests {
     fn agrees_with_a_plain_set() {
         let mut state = 7u64;
         let mut next = move |n: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
             (state >> 33) % n
         };
         for _ in 0..200 {

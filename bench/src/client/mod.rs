@@ -1,0 +1,14 @@
+//! The load-generating client, and the reader that gets records back from a running cluster.
+
+mod lanes;
+mod load;
+mod reader;
+mod speak;
+mod spec;
+mod trust;
+
+pub use load::{run_load, transport_settings};
+pub use reader::{ask_owners, ask_width, read_shard, ReadPlan, StreamWidth};
+pub use speak::{FelixNames, Protocol};
+pub use spec::{LoadError, LoadReport, LoadSpec, Progress, Tally, Target};
+pub use trust::trust;

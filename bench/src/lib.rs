@@ -1,0 +1,34 @@
+//! felix-bench: the load tool of felix-uring.
+//!
+//! It publishes as a client does, measures without hiding stalls, reads back every record it was told is
+//! written, and sets what it measured beside what the machine does without a broker.
+//!
+//! * [`schedule`], [`meter`], [`record`], [`verify`]: pure; when a batch is due, what is measured, what a
+//!   record is, and whether the log holds what was acknowledged.
+//! * [`client`]: the load loop on one core, and the reader.
+//! * [`relay`], [`transport`], [`disk`]: the machine without a broker.
+//! * [`forward`], [`limits`], [`append`], [`compare`], [`plot`]: the commands.
+
+pub mod append;
+pub mod cli;
+pub mod client;
+pub mod compare;
+pub mod cpu;
+pub mod disk;
+pub mod forward;
+pub mod limits;
+pub mod meter;
+pub mod place;
+pub mod plot;
+pub mod record;
+pub mod relay;
+pub mod report;
+pub mod schedule;
+pub mod transport;
+pub mod units;
+pub mod verify;
+
+/// The transport measurements over another QUIC driver.
+pub mod quic {
+    pub mod tokio_side;
+}

@@ -1,0 +1,11 @@
+//! What a run came to: the report as data, in words, and where recorded runs go.
+
+mod host;
+mod model;
+mod record;
+mod text;
+
+pub use host::{commit, describe_host, utc_now};
+pub use model::{BrokerAccount, Host, Limits, Round, RunReport, RunResult, Workload, SCHEMA};
+pub use record::{record_dir, write_json};
+pub use text::{count, micros, percentiles, render};
