@@ -20,8 +20,21 @@ pub const MAX_UNAUTHENTICATED_FRAME_BYTES: u32 = 64 << 10;
 /// Largest single record payload accepted, in bytes. A JSON reader sees it as base64 (4/3 of the
 /// size) and must still fit in a client frame.
 pub const MAX_RECORD_BYTES: u32 = 11 << 20;
+/// Longest cache or counter key, in bytes. A key of more than [`MAX_STR_BYTES`] cannot be forwarded
+/// and is served by its owner only.
+pub const MAX_CACHE_KEY_BYTES: usize = 64 << 10;
+/// Memory the keys of one core's caches and counters may take; further new keys are refused.
+pub const CACHE_INDEX_BYTES_PER_CORE: usize = 1 << 30;
+/// Memory the values of one core's caches may take; older ones are read from the log.
+pub const CACHE_VALUE_BYTES_PER_CORE: usize = 64 << 20;
 
 const _: () = assert!(MAX_CLIENT_FRAME_BYTES < MAX_INTERNAL_BODY_BYTES);
 const _: () = assert!((MAX_RECORD_BYTES as u64) * 4 / 3 + 4096 < MAX_CLIENT_FRAME_BYTES as u64);
 const _: () = assert!(MAX_NAME_BYTES <= MAX_STR_BYTES);
 const _: () = assert!((MAX_CREDENTIAL_BYTES as u32) < MAX_UNAUTHENTICATED_FRAME_BYTES);
+// An answer repeats the key, whose every byte may need six in JSON, beside the value in base64.
+const _: () = assert!(
+    (MAX_RECORD_BYTES as u64) * 4 / 3 + (MAX_CACHE_KEY_BYTES as u64) * 6 + 4096
+        < MAX_CLIENT_FRAME_BYTES as u64
+);
+const _: () = assert!(CACHE_VALUE_BYTES_PER_CORE > MAX_RECORD_BYTES as usize);

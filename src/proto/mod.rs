@@ -13,9 +13,11 @@
 //! * [`ownership`]: what an owner answers before it touches a log.
 //! * [`client_code`], [`client_session`]: what a client is told, and one client's streams.
 //! * [`subscription`]: a subscriber's place in a log.
+//! * [`cache`]: what the logs of a cache shard come to.
 //! * [`convert`]: from the internal codec's messages to these machines' inputs.
 
 pub mod backoff;
+pub mod cache;
 pub mod client_code;
 pub mod client_session;
 pub mod convert;
