@@ -90,6 +90,12 @@ metrics! {
         family publishes_dropped(UnackedDrop) "publishes_dropped_total" "Publish batches dropped that asked for no answer.";
         family requests_refused(ClientCode) "client_requests_refused_total" "Client requests other than publishes refused.";
         counter cache_requests "cache_requests_total" "Cache and counter requests served.";
+        gauge cache_keys "cache_keys" "Keys of caches and counters held in memory.";
+        gauge_per_core cache_index_bytes "cache_index_bytes" "Memory the keys of caches and counters take; new keys are refused at 1 GiB a core.";
+        gauge_per_core cache_value_bytes "cache_value_bytes" "Memory cached values take; over 64 MiB a core the oldest are read from the log.";
+        counter cache_value_reads "cache_value_reads_total" "Cached values that had left memory and were read from the log.";
+        counter cache_expired "cache_expired_total" "Expired cache entries whose delete was written.";
+        counter cache_loads "cache_loads_total" "Times the state of a cache or of its counters was read from its log.";
         gauge publishes_in_flight "publishes_in_flight" "Publish batches taken and not answered yet.";
         gauge publish_in_flight_bytes "publish_in_flight_bytes" "Payload bytes of publish batches taken and not answered yet.";
 

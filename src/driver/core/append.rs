@@ -17,6 +17,7 @@ use crate::ids::{CorrelationId, Generation, Offset, ShardId, ShardKind};
 use crate::proto::outcome::Appended;
 use crate::wire::internal::Payloads;
 
+use super::cache::CacheWrite;
 use super::client::ClientPublish;
 use super::message::{AppendRefusal, AppendResult, LaneAppend, LaneMsg};
 use super::Core;
@@ -36,6 +37,8 @@ pub(super) enum AppendWaiter {
     Forward { token: u64 },
     /// Another core.
     Lane { core: usize, ticket: u64 },
+    /// A write to a cache's or a counter's log of this core.
+    Cache(Box<CacheWrite>),
 }
 
 /// A log this core has opened.
@@ -100,10 +103,21 @@ impl Core {
             Ok(log) => log,
             Err(refusal) => return self.finish_append(waiter, AppendResult::Refused(refusal)),
         };
+        self.append_records(log, generation, payloads.iter(), waiter);
+    }
+
+    /// Queues records; the waiter is told once they are durable, or at once when refused.
+    pub(super) fn append_records<'a>(
+        &mut self,
+        log: LogRef,
+        generation: Generation,
+        records: impl ExactSizeIterator<Item = &'a [u8]> + Clone,
+        waiter: AppendWaiter,
+    ) {
         let token = self.appends.insert(waiter);
         let appended = self
             .storage
-            .append(log, generation.0, self.wall_us, payloads.iter(), token);
+            .append(log, generation.0, self.wall_us, records, token);
         if let Err(error) = appended {
             let refusal = match error {
                 AppendError::Overloaded => AppendRefusal::Overloaded,
@@ -121,7 +135,11 @@ impl Core {
         }
     }
 
-    fn check_leads(&self, shard: &ShardId, generation: Generation) -> Result<(), AppendRefusal> {
+    pub(super) fn check_leads(
+        &self,
+        shard: &ShardId,
+        generation: Generation,
+    ) -> Result<(), AppendRefusal> {
         match self.routes.shard(shard) {
             Some(route) if route.is_local && route.generation == generation => Ok(()),
             Some(_) | None => Err(AppendRefusal::Moved),
@@ -197,6 +215,7 @@ impl Core {
             AppendWaiter::Lane { core, ticket } => {
                 self.send_answer(core, LaneMsg::AppendDone { ticket, result });
             }
+            AppendWaiter::Cache(write) => self.settle_cache_write(*write, result),
         }
     }
 

@@ -1,28 +1,38 @@
-//! Publishes for shards of other brokers: one [`Forward`] machine each, carried out.
+//! Requests for shards of other brokers: one [`Forward`] machine each, carried out.
 //!
-//! The machine says whom to ask and when to stop; this file resolves names to links, keeps the
-//! payloads until the one terminal outcome, and hands that to the client's answer.
+//! The machine says whom to ask and when to stop; this file resolves names to links, keeps what
+//! is sent until the one terminal outcome, and hands that to the client's answer. Publishes and
+//! cache operations differ in their frame and in whom their outcome is told, in nothing else.
 //!
-//! Invariant INV-4: a client's forwarded publish is acknowledged from the owner's answer and from
+//! Invariant INV-4: a client's forwarded request is answered from the owner's answer and from
 //! nothing else.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::ids::{NodeId, ShardId};
+use bytes::{Bytes, BytesMut};
+
+use crate::ids::{CorrelationId, NodeId, ShardId};
+use crate::limits::MAX_STR_BYTES;
 use crate::metrics;
+use crate::proto::cache::{CacheFailure, CacheReply, CacheRequest};
 use crate::proto::convert::PeerReply;
+use crate::proto::correlation::Family;
 use crate::proto::forward::{Forward, ForwardOp, Step};
 use crate::proto::outcome::{
     Appended, ForwardKind, IndeterminateCause, NotSentCause, Outcome, PeerCode, PeerError, Refused,
     SendResult, Target, UnknownCause,
 };
 use crate::proto::peer::StreamSlot;
-use crate::wire::internal::{AckMode, Credential, Payloads, ShardRef, Text};
+use crate::wire::internal::{
+    encode_into, forward_publish_parts_in, AckMode, CacheOp, Credential, EncodeError, Message,
+    Payloads, ShardRef, Text,
+};
 
 use super::append::AppendWaiter;
-use super::client::ClientPublish;
-use super::message::{AppendRefusal, AppendResult};
+use super::cache::CacheWaiter;
+use super::client::{ClientCache, ClientPublish};
+use super::message::{AppendRefusal, AppendResult, CacheResult};
 use super::timers::Timer;
 use super::{peer_code, Core};
 
@@ -33,49 +43,123 @@ pub(super) struct PendingForward {
     /// The broker asked last, and the stream it was asked on.
     pub target: Target,
     pub slot: Option<StreamSlot>,
-    publish: Box<ClientPublish>,
     sent_at: Instant,
 }
 
 /// What is sent, whoever the owner turns out to be.
 pub(super) struct ForwardBody {
     pub shard_id: Arc<ShardId>,
-    pub ack: AckMode,
-    pub payloads: Payloads,
     pub credential: Credential,
-    /// Equal for the batches of one client stream, which must stay in order.
+    /// Equal for the requests of one client stream, which must stay in order.
     pub order_key: u64,
     /// The forward before it on that client stream; while it is unanswered both use one peer stream.
     pub previous: Option<u64>,
+    pub work: ForwardWork,
+}
+
+/// What the owner is asked to do, and the client that waits for it.
+pub(super) enum ForwardWork {
+    Publish {
+        ack: AckMode,
+        payloads: Payloads,
+        client: Box<ClientPublish>,
+    },
+    Cache {
+        request: CacheRequest,
+        client: Box<ClientCache>,
+    },
+}
+
+impl ForwardWork {
+    fn op(&self) -> ForwardOp {
+        match self {
+            Self::Publish { .. } => ForwardOp::Publish,
+            Self::Cache { request, .. } => request.forward_op(),
+        }
+    }
+
+    pub fn family(&self) -> Family {
+        match self {
+            Self::Publish { .. } => Family::Publish,
+            Self::Cache { .. } => Family::Cache,
+        }
+    }
+
+    /// Bytes of the frame besides names and credential.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Publish { payloads, .. } => payloads.as_wire().len(),
+            Self::Cache { request, .. } => request.held_bytes(),
+        }
+    }
 }
 
 impl ForwardBody {
-    pub fn shard_ref(&self, target: &Target) -> Option<ShardRef> {
-        Some(ShardRef {
-            tenant: Text::new(self.shard_id.tenant.as_str()).ok()?,
-            namespace: Text::new(self.shard_id.namespace.as_str()).ok()?,
-            stream: Text::new(self.shard_id.name.as_str()).ok()?,
+    /// Whether the internal wire can say it: names and keys are bounded there.
+    pub fn fits_wire(&self) -> bool {
+        let id = &self.shard_id;
+        let key = match &self.work {
+            ForwardWork::Publish { .. } => 0,
+            ForwardWork::Cache { request, .. } => request.key.len(),
+        };
+        let names = [id.tenant.as_str(), id.namespace.as_str(), id.name.as_str()];
+        key <= MAX_STR_BYTES && names.iter().all(|name| name.len() <= MAX_STR_BYTES)
+    }
+
+    fn shard_ref(&self, target: &Target) -> Result<ShardRef, EncodeError> {
+        Ok(ShardRef {
+            tenant: Text::new(self.shard_id.tenant.as_str())?,
+            namespace: Text::new(self.shard_id.namespace.as_str())?,
+            stream: Text::new(self.shard_id.name.as_str())?,
             shard: self.shard_id.shard,
             generation: target.generation,
         })
     }
+
+    /// The frame for `target`, in pieces that are sent one behind the other.
+    pub fn frame(
+        &self,
+        scratch: &mut BytesMut,
+        correlation: CorrelationId,
+        target: &Target,
+        kind: ForwardKind,
+    ) -> Result<[Bytes; 3], EncodeError> {
+        let shard = self.shard_ref(target)?;
+        let credential = match kind {
+            ForwardKind::Authorized => Some(&self.credential),
+            ForwardKind::Legacy => None,
+        };
+        match &self.work {
+            ForwardWork::Publish { ack, payloads, .. } => {
+                forward_publish_parts_in(scratch, correlation, &shard, *ack, payloads, credential)
+            }
+            ForwardWork::Cache { request, .. } => {
+                let (op, ttl_ms, value) = request.wire_parts();
+                let message = Message::CacheOp(CacheOp {
+                    correlation,
+                    shard,
+                    op,
+                    key: Text::new(&request.key)?,
+                    ttl_ms,
+                    value,
+                    credential: credential.cloned(),
+                });
+                encode_into(&message, scratch)?;
+                Ok([scratch.split().freeze(), Bytes::new(), Bytes::new()])
+            }
+        }
+    }
 }
 
 impl Core {
-    pub(super) fn start_forward(
-        &mut self,
-        target: Target,
-        body: ForwardBody,
-        publish: Box<ClientPublish>,
-    ) -> u64 {
+    pub(super) fn start_forward(&mut self, target: Target, body: ForwardBody) -> u64 {
         let limits = self.settings.forward_limits;
-        let (machine, step) = Forward::start(ForwardOp::Publish, target.clone(), self.mono, limits);
+        let (machine, step) = Forward::start(body.work.op(), target.clone(), self.mono, limits);
         let pending = PendingForward {
             machine,
             body,
             target,
             slot: None,
-            publish,
             sent_at: self.now,
         };
         let token = self.forwards.insert(pending);
@@ -137,16 +221,33 @@ impl Core {
         let Some(pending) = self.forwards.get_mut(token) else {
             return;
         };
-        let (shard, payloads) = (
-            Arc::clone(&pending.body.shard_id),
-            pending.body.payloads.clone(),
-        );
+        let shard = Arc::clone(&pending.body.shard_id);
         let core = match self.routes.shard(&shard) {
             Some(route) => route.core.0,
             None => self.index,
         };
-        let waiter = AppendWaiter::Forward { token };
-        self.append(&shard, core, target.generation, payloads, waiter);
+        match &pending.body.work {
+            ForwardWork::Publish { payloads, .. } => {
+                let payloads = payloads.clone();
+                let waiter = AppendWaiter::Forward { token };
+                self.append(&shard, core, target.generation, payloads, waiter);
+            }
+            ForwardWork::Cache { request, .. } => {
+                let request = request.clone();
+                let waiter = CacheWaiter::Forward { token };
+                self.cache(&shard, core, target.generation, request, waiter);
+            }
+        }
+    }
+
+    pub(super) fn forward_cache_applied_here(&mut self, token: u64, result: CacheResult) {
+        let result = match result {
+            Ok(reply) => SendResult::Ok(PeerReply::Cached(reply.to_wire())),
+            // Our own view moved on: as from a peer whose view lags, the route is looked up again.
+            Err(CacheFailure::Moved) => SendResult::Error(PeerError::bare(PeerCode::StaleRoute)),
+            Err(failure) => SendResult::Error(PeerError::bare(failure.to_peer().0)),
+        };
+        self.on_forward_result(token, ForwardKind::Authorized, result);
     }
 
     pub(super) fn forward_applied_here(&mut self, token: u64, result: AppendResult) {
@@ -243,7 +344,15 @@ impl Core {
                 self.metrics.forwards_unknown.inc(unknown_label(*cause));
             }
         }
-        self.answer_forwarded_publish(*pending.publish, appended(outcome));
+        match pending.body.work {
+            ForwardWork::Publish { client, .. } => {
+                self.answer_forwarded_publish(*client, appended(outcome));
+            }
+            ForwardWork::Cache { request, client } => {
+                let op = request.forward_op();
+                self.answer_forwarded_cache(*client, cached(op, outcome));
+            }
+        }
     }
 
     fn count_not_sent(&self, cause: NotSentCause) {
@@ -260,15 +369,28 @@ impl Core {
 
 /// A publish is answered with offsets; the link has refused any other family of answer.
 fn appended(outcome: Outcome<PeerReply>) -> Outcome<Appended> {
+    narrow(outcome, |reply| match reply {
+        PeerReply::Appended(at) => Some(at),
+        PeerReply::Cached(_) | PeerReply::Durable(_) => None,
+    })
+}
+
+fn cached(op: ForwardOp, outcome: Outcome<PeerReply>) -> Outcome<CacheReply> {
+    narrow(outcome, |reply| match reply {
+        PeerReply::Cached(value) => CacheReply::of_wire(op, value),
+        PeerReply::Appended(_) | PeerReply::Durable(_) => None,
+    })
+}
+
+/// An answer that makes no sense for its request proves nothing about it.
+fn narrow<R>(outcome: Outcome<PeerReply>, read: impl FnOnce(PeerReply) -> Option<R>) -> Outcome<R> {
     match outcome {
-        Outcome::Done {
-            reply: PeerReply::Appended(reply),
-            owner,
-        } => Outcome::Done { reply, owner },
-        Outcome::Done {
-            reply: PeerReply::Cached(_) | PeerReply::Durable(_),
-            ..
-        } => Outcome::Indeterminate(IndeterminateCause::Unknown(UnknownCause::ProtocolViolation)),
+        Outcome::Done { reply, owner } => match read(reply) {
+            Some(reply) => Outcome::Done { reply, owner },
+            None => {
+                Outcome::Indeterminate(IndeterminateCause::Unknown(UnknownCause::ProtocolViolation))
+            }
+        },
         Outcome::Refused(refused) => Outcome::Refused(refused),
         Outcome::Indeterminate(cause) => Outcome::Indeterminate(cause),
     }

@@ -11,15 +11,12 @@ use crate::catalog::NodeIdx;
 use crate::ids::NodeId;
 use crate::metrics::{CloseReason as ClosedBy, ConnectionRole, FrameFault, HandshakeFault};
 use crate::proto::convert::{answer_of, PeerReply};
-use crate::proto::correlation::Family;
 use crate::proto::handshake::{CloseCause, HandshakeFailure};
 use crate::proto::outcome::{ForwardKind, NotSentCause, Target};
 use crate::proto::peer::{
     ConnectionEpoch, LinkAction, LinkPhase, LinkReport, PeerLink, Request, StreamSlot, MAX_STREAMS,
 };
-use crate::wire::internal::{
-    encode, forward_publish_parts_in, on_answer_event, FrameReader, Hello, Message, Text,
-};
+use crate::wire::internal::{encode, on_answer_event, FrameReader, Hello, Message, Text};
 
 use super::timers::Timer;
 use super::Core;
@@ -74,10 +71,11 @@ impl Core {
         let Some(pending) = self.forwards.get_mut(token) else {
             return Ok(());
         };
-        if pending.body.shard_ref(target).is_none() {
+        if !pending.body.fits_wire() {
             return Err((kind, NotSentCause::Unencodable));
         }
-        let bytes = FRAME_HEAD_BYTES + pending.body.payloads.as_wire().len();
+        let bytes = FRAME_HEAD_BYTES + pending.body.work.bytes();
+        let family = pending.body.work.family();
         let previous = pending.body.previous;
         let order_key = pending.body.order_key;
         pending.target = target.clone();
@@ -100,7 +98,7 @@ impl Core {
             self.mono,
             Request {
                 token,
-                family: Family::Publish,
+                family,
                 kind,
                 bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
                 pin,
@@ -272,21 +270,9 @@ impl Core {
             return;
         };
         pending.slot = Some(slot);
-        let Some(shard) = pending.body.shard_ref(&pending.target) else {
-            return;
-        };
-        let credential = match kind {
-            ForwardKind::Authorized => Some(&pending.body.credential),
-            ForwardKind::Legacy => None,
-        };
-        let parts = forward_publish_parts_in(
-            &mut self.scratch,
-            correlation,
-            &shard,
-            pending.body.ack,
-            &pending.body.payloads,
-            credential,
-        );
+        let parts = pending
+            .body
+            .frame(&mut self.scratch, correlation, &pending.target, kind);
         match parts {
             Ok(parts) => {
                 self.metrics.forwards_sent.inc();

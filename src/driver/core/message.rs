@@ -10,6 +10,7 @@ use bytes::Bytes;
 
 use crate::catalog::Catalog;
 use crate::ids::{Generation, NodeId, ShardId};
+use crate::proto::cache::{CacheFailure, CacheReply, CacheRequest};
 use crate::proto::outcome::Appended;
 use crate::wire::internal::Payloads;
 
@@ -26,6 +27,10 @@ pub enum LaneMsg {
     Append(Box<LaneAppend>),
     /// The answer to [`LaneMsg::Append`].
     AppendDone { ticket: u64, result: AppendResult },
+    /// An operation on a cache or counter of the receiving core.
+    Cache(Box<LaneCache>),
+    /// The answer to [`LaneMsg::Cache`].
+    CacheDone { ticket: u64, result: CacheResult },
     /// Read from a log of the receiving core; see [`super::reads`].
     Read(Box<LaneRead>),
     /// The answer to [`LaneMsg::Read`].
@@ -40,6 +45,16 @@ pub struct LaneAppend {
     pub generation: Generation,
     pub payloads: Payloads,
 }
+
+pub struct LaneCache {
+    pub ticket: u64,
+    pub shard: Arc<ShardId>,
+    pub generation: Generation,
+    pub request: CacheRequest,
+}
+
+/// What a cache or counter operation came to on the core that owns the shard.
+pub type CacheResult = Result<CacheReply, CacheFailure>;
 
 pub struct LaneRead {
     pub ticket: u64,

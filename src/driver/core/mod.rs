@@ -6,9 +6,11 @@
 //!
 //! Nothing here blocks, and nothing here is shared: other cores are reached by lanes only.
 //!
-//! Invariants: see [`append`] (INV-1 to INV-3) and [`forward`] (INV-4).
+//! Invariants: see [`append`] (INV-1 to INV-3), [`forward`] (INV-4) and [`cache`] (INV-5).
 
 mod append;
+mod cache;
+mod cache_load;
 mod client;
 mod forward;
 mod link;
@@ -34,6 +36,7 @@ use crate::auth::Verifier;
 use crate::catalog::{Catalog, RouteTable, ShardRoute};
 use crate::ids::{NodeId, ShardId};
 use crate::metrics::CoreMetrics;
+use crate::proto::cache::OwnerClock;
 use crate::proto::client_session::StreamLimits;
 use crate::proto::forward::ForwardLimits;
 use crate::proto::ownership::Serving;
@@ -134,6 +137,11 @@ pub struct Core {
     completions: Vec<Completion>,
     appends: Slots<append::AppendWaiter>,
     lane_appends: Slots<append::AppendWaiter>,
+    caches: HashMap<cache::CacheAt, cache::CacheState>,
+    cache_clock: OwnerClock,
+    cache_memory: cache::CacheMemory,
+    cache_reads: Slots<cache_load::CacheRead>,
+    lane_caches: Slots<cache::CacheWaiter>,
     disk_reads: reads::DiskReads,
     read_results: VecDeque<(u64, message::ReadResult)>,
     shard_failures: HashMap<Arc<ShardId>, ShardFailure>,
@@ -228,6 +236,11 @@ impl Core {
             completions: Vec::new(),
             appends: Slots::default(),
             lane_appends: Slots::default(),
+            caches: HashMap::new(),
+            cache_clock: OwnerClock::default(),
+            cache_memory: cache::CacheMemory::default(),
+            cache_reads: Slots::default(),
+            lane_caches: Slots::default(),
             disk_reads: reads::DiskReads::default(),
             read_results: VecDeque::new(),
             shard_failures: HashMap::new(),

@@ -16,19 +16,21 @@ use rustls::pki_types::CertificateDer;
 
 use crate::ids::{CorrelationId, Offset};
 use crate::metrics::{self, CloseReason as ClosedBy, ConnectionRole, FrameFault, InternalKind};
-use crate::proto::convert::greeting_of;
+use crate::proto::cache::CacheRequest;
+use crate::proto::convert::{forward_op_of, greeting_of};
 use crate::proto::handshake::{ListenerAction, ListenerHandshake, PeerIdentity, StreamPlace};
 use crate::proto::outcome::{PeerCode, Target};
 use crate::proto::ownership::{
     admit_forward, names_are_complete, CredentialVerdict, ForwardAdmission, Load, Owner, ShardView,
 };
 use crate::wire::internal::{
-    encode, on_request_event, publish_ok_frame, refusal, CacheOp, FatalReason, ForwardPublish,
-    FrameReader, Hello, Inbound, Kind, Message, NotLeader, Text,
+    encode, on_request_event, publish_ok_frame, refusal, CacheOk, CacheOp, FatalReason,
+    ForwardPublish, FrameReader, Hello, Inbound, Kind, Message, NotLeader, Text,
 };
 
 use super::append::AppendWaiter;
-use super::message::{AppendRefusal, AppendResult};
+use super::cache::CacheWaiter;
+use super::message::{AppendRefusal, AppendResult, CacheResult};
 use super::timers::Timer;
 use super::{peer_code, Core};
 use crate::auth::{Action, Resource};
@@ -285,7 +287,7 @@ impl Core {
             .inc(InternalKind::from_number(message.kind() as u16));
         match message {
             Message::ForwardPublish(publish) => self.on_forwarded_publish(conn, stream, publish),
-            Message::CacheOp(op) => self.on_forwarded_cache_op(conn, stream, &op),
+            Message::CacheOp(op) => self.on_forwarded_cache_op(conn, stream, op),
             Message::Records(m) => {
                 self.refuse_replication(conn, stream, Kind::records(m.log), m.correlation);
             }
@@ -366,7 +368,7 @@ impl Core {
         }
     }
 
-    fn on_forwarded_cache_op(&mut self, conn: ConnId, stream: StreamId, op: &CacheOp) {
+    fn on_forwarded_cache_op(&mut self, conn: ConnId, stream: StreamId, op: CacheOp) {
         let kind = match op.credential {
             Some(_) => Kind::AuthorizedForwardCacheOp,
             None => Kind::ForwardCacheOp,
@@ -387,11 +389,66 @@ impl Core {
                 detail,
             );
         }
-        let (code, detail) = (
-            PeerCode::Unavailable,
-            "caches are not served by this broker",
-        );
-        self.refuse_peer(conn, stream, kind, op.correlation, code, detail);
+        let routes = Arc::clone(&self.routes);
+        let route = routes
+            .cache(names.0, names.1, names.2)
+            .and_then(|cache| cache.shards.get(shard.shard as usize));
+        let resource = Resource::Cache {
+            tenant: names.0,
+            namespace: names.1,
+            cache: names.2,
+        };
+        let action = match forward_op_of(op.op).is_write() {
+            true => Action::CacheWrite,
+            false => Action::CacheRead,
+        };
+        let token = op.credential.as_ref().map(|c| c.as_str());
+        let admission = self.admit(route, shard.generation, || (token, action, resource));
+        let correlation = op.correlation;
+        match (admission, route) {
+            (ForwardAdmission::Serve, Some(route)) => {
+                let waiter = CacheWaiter::Peer {
+                    conn,
+                    stream,
+                    correlation,
+                };
+                match CacheRequest::of_forward(&op) {
+                    Ok(request) => {
+                        let (shard, generation) = (&route.shard_id, op.shard.generation);
+                        self.cache(shard, route.core.0, generation, request, waiter);
+                    }
+                    Err(failure) => self.finish_cache(waiter, Err(failure)),
+                }
+            }
+            (ForwardAdmission::NotLeader(owner), _) => {
+                self.answer_not_leader(conn, stream, correlation, &owner);
+            }
+            (ForwardAdmission::Refuse { code, detail }, _) => {
+                self.refuse_peer(conn, stream, kind, correlation, code, detail);
+            }
+            (ForwardAdmission::Serve, None) => self.metrics.internal_faults.inc(),
+        }
+    }
+
+    pub(super) fn answer_peer_cache(
+        &mut self,
+        conn: ConnId,
+        stream: StreamId,
+        correlation: CorrelationId,
+        result: CacheResult,
+    ) {
+        match result {
+            Ok(reply) => {
+                let value = reply.to_wire();
+                let answer = Message::CacheOk(CacheOk { correlation, value });
+                self.answer_peer(conn, stream, &answer);
+            }
+            Err(failure) => {
+                let kind = Kind::AuthorizedForwardCacheOp;
+                let (code, detail) = failure.to_peer();
+                self.refuse_peer(conn, stream, kind, correlation, code, detail);
+            }
+        }
     }
 
     /// Ownership first, then the credential.

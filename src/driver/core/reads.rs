@@ -29,10 +29,13 @@ pub(super) enum ReadWaiter {
     Subscription { token: u64 },
     /// Another core.
     Lane { core: usize, ticket: u64 },
+    /// A cache of this core: one value, or the next stretch of a log being loaded.
+    Cache { token: u64 },
 }
 
 struct DiskRead {
     shard: Arc<ShardId>,
+    log: LogRef,
     from: u64,
     max_bytes: usize,
     waiter: ReadWaiter,
@@ -109,17 +112,27 @@ impl Core {
         }
         match self.storage.read_recent(log, from, max_bytes) {
             Some(batch) => self.finish_read(waiter, records(batch, durable_tail)),
-            None => {
-                let shard = Arc::clone(shard);
-                self.disk_reads.waiting.push_back(DiskRead {
-                    shard,
-                    from,
-                    max_bytes,
-                    waiter,
-                });
-                self.start_disk_reads();
-            }
+            None => self.read_disk(shard, log, from, max_bytes, waiter),
         }
+    }
+
+    /// Reads durable records that need not be in memory.
+    pub(super) fn read_disk(
+        &mut self,
+        shard: &Arc<ShardId>,
+        log: LogRef,
+        from: u64,
+        max_bytes: usize,
+        waiter: ReadWaiter,
+    ) {
+        self.disk_reads.waiting.push_back(DiskRead {
+            shard: Arc::clone(shard),
+            log,
+            from,
+            max_bytes,
+            waiter,
+        });
+        self.start_disk_reads();
     }
 
     fn start_disk_reads(&mut self) {
@@ -127,10 +140,7 @@ impl Core {
             let Some(read) = self.disk_reads.waiting.pop_front() else {
                 return;
             };
-            let Some(open) = self.logs.get(&read.shard) else {
-                continue;
-            };
-            let log = open.log;
+            let log = read.log;
             self.disk_reads.running += 1;
             let storage = self.storage.clone();
             let done = Rc::clone(&self.disk_reads.done);
@@ -152,10 +162,7 @@ impl Core {
         }
         self.disk_reads.running -= finished.len();
         for DiskDone { read, result } in finished {
-            let durable_tail = match self.logs.get(&read.shard) {
-                Some(open) => self.storage.durable_tail(open.log),
-                None => 0,
-            };
+            let durable_tail = self.storage.durable_tail(read.log);
             let result = match result {
                 Ok(batch) => records(batch, durable_tail),
                 Err(ReadError::Trimmed { base, .. }) => ReadResult::Trimmed { base },
@@ -226,6 +233,7 @@ impl Core {
             ReadWaiter::Lane { core, ticket } => {
                 self.send_answer(core, LaneMsg::ReadDone { ticket, result });
             }
+            ReadWaiter::Cache { token } => self.on_cache_read(token, result),
         }
     }
 }

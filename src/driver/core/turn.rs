@@ -85,6 +85,7 @@ impl Core {
         if self.now >= self.report_at {
             self.report_at = self.now + REPORT_PERIOD;
             self.greeting_timeouts();
+            self.tend_caches();
             self.report();
         }
         let took = self.now.elapsed().as_micros() as u64;
@@ -165,6 +166,18 @@ impl Core {
             LaneMsg::AppendDone { ticket, result } => {
                 if let Some(waiter) = self.lane_appends.remove(ticket) {
                     self.finish_append(waiter, result);
+                }
+            }
+            LaneMsg::Cache(op) => {
+                let waiter = super::cache::CacheWaiter::Lane {
+                    core: from,
+                    ticket: op.ticket,
+                };
+                self.cache_here(&op.shard, op.generation, op.request, waiter);
+            }
+            LaneMsg::CacheDone { ticket, result } => {
+                if let Some(waiter) = self.lane_caches.remove(ticket) {
+                    self.finish_cache(waiter, result);
                 }
             }
             LaneMsg::Read(read) => {
@@ -312,6 +325,7 @@ impl Core {
                 self.routes = Arc::new(table);
                 self.verifier.replace_keys(&catalog);
                 self.drop_readers_of_moved_shards();
+                self.drop_moved_caches();
                 self.forwards_after_catalog();
             }
             Control::Resolved { node, addr } => {
@@ -329,6 +343,8 @@ impl Core {
     fn is_idle(&self) -> bool {
         self.appends.is_empty()
             && self.lane_appends.is_empty()
+            && self.lane_caches.is_empty()
+            && self.cache_reads.is_empty()
             && self.forwards.is_empty()
             && self
                 .lane_backlog
@@ -341,7 +357,12 @@ impl Core {
         for (count, what) in [
             (self.appends.len(), "appends not durable yet"),
             (self.lane_appends.len(), "appends handed to other cores"),
-            (self.forwards.len(), "forwarded publishes without an answer"),
+            (
+                self.lane_caches.len(),
+                "cache operations handed to other cores",
+            ),
+            (self.cache_reads.len(), "cache reads not finished"),
+            (self.forwards.len(), "forwarded requests without an answer"),
         ] {
             if count > 0 {
                 end.cut.push(format!("core {}: {count} {what}", self.index));

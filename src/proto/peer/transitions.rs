@@ -132,9 +132,12 @@ impl<T: Copy, R> PeerLink<T, R> {
             PeerCode::UnsupportedKind => {
                 self.legacy_only |= is_forward && sent.kind == ForwardKind::Authorized;
             }
-            // A records batch may be damaged on its way and is sent again on this connection;
-            // anything else unreadable means the two sides disagree about a layout.
-            PeerCode::Malformed if sent.family == Family::ReplicateRecords => {}
+            // A records batch may be damaged on its way and is sent again on this connection; a
+            // cache operation is answered so for its value (a sum out of range), which a client
+            // chooses and must not cost the link. Anything else unreadable means that the two
+            // sides disagree about a layout.
+            PeerCode::Malformed
+                if matches!(sent.family, Family::ReplicateRecords | Family::Cache) => {}
             PeerCode::Malformed => {
                 if let State::Up { since, .. } = self.state {
                     self.drain(now, since, LinkClose::LayoutDispute);

@@ -4,7 +4,7 @@
 //! and carries out what it says. What a request means is in the files beside.
 //!
 //! Bounds: frames of 64 KiB before a stream has authenticated and 16 MiB after; requests owed of
-//! one stream ([`StreamLimits`]); publish bytes in work of one connection
+//! one stream ([`StreamLimits`]); request bytes in work of one connection
 //! ([`Settings::client_in_flight_bytes`](super::Settings)). Past any of them the stream is not
 //! read, and the transport's window holds the client back.
 
@@ -37,6 +37,7 @@ use crate::driver::quic::{ConnId, ReadEnd, StreamId};
 use auth::Identity;
 
 pub(super) use auth::server_offer;
+pub(super) use cache::ClientCache;
 pub(super) use publish::ClientPublish;
 pub(super) use subscribe::EventStream;
 
@@ -48,7 +49,7 @@ pub(super) struct ClientConn {
     remote: SocketAddr,
     session: ConnectionSession,
     streams: HashMap<StreamId, ClientStream>,
-    /// Publish bytes taken and not answered.
+    /// Bytes of publishes and cache operations taken and not answered.
     in_flight_bytes: usize,
     /// Streams not read because of a bound.
     paused: Vec<StreamId>,

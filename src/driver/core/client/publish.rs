@@ -23,7 +23,7 @@ use crate::wire::internal::{AckMode, Payloads};
 use crate::wire::routing::shard_for_key;
 
 use super::super::append::AppendWaiter;
-use super::super::forward::ForwardBody;
+use super::super::forward::{ForwardBody, ForwardWork};
 use super::super::message::{AppendRefusal, AppendResult};
 use super::auth::Identity;
 use super::Core;
@@ -175,13 +175,16 @@ impl Core {
             .and_then(|state| state.last_forward);
         let body = ForwardBody {
             shard_id: Arc::clone(shard),
-            ack: AckMode::OnCommit,
-            payloads,
             credential: taken.identity.credential.clone(),
             order_key: order_key(conn, stream),
             previous,
+            work: ForwardWork::Publish {
+                ack: AckMode::OnCommit,
+                payloads,
+                client: taken,
+            },
         };
-        let token = self.start_forward(target, body, taken);
+        let token = self.start_forward(target, body);
         if let Some(state) = self.client_stream(conn, stream) {
             state.last_forward = Some(token);
         }
@@ -339,7 +342,7 @@ pub(super) fn client_code(refusal: &Refusal) -> Option<ClientCode> {
 }
 
 /// Spreads client streams over the streams of a peer link.
-fn order_key(conn: ConnId, stream: StreamId) -> u64 {
+pub(super) fn order_key(conn: ConnId, stream: StreamId) -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
     conn.hash(&mut hasher);

@@ -1,0 +1,472 @@
+//! The owner's side of caches and counters: from a checked request to its answer.
+//!
+//! A get is answered from the state of this core. A write is staged, appended, and applied to the
+//! state when its completion says that it is durable; its answer comes then. What decides is in
+//! [`proto::cache`](crate::proto::cache); rebuilding a state is in [`cache_load`](super::cache_load).
+//!
+//! Invariant INV-5: a state is touched only by replaying its log and by completions of its own
+//! appends, both in offset order; a state with writes on their way is never dropped.
+//!
+//! Bounds: memory of keys and of values for the whole core ([`CacheMemory`]). At the first, puts
+//! and adds of new keys are refused as overload; at the second, old values leave memory and are
+//! read from the log.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use storage_uring::LogRef;
+
+use crate::ids::{CorrelationId, Generation, ShardId};
+use crate::limits::{CACHE_INDEX_BYTES_PER_CORE, CACHE_VALUE_BYTES_PER_CORE};
+use crate::proto::cache::{
+    Applied, CacheFailure, CacheIndex, CacheLog, CacheReply, CacheRequest, CounterIndex, Lookup,
+    Operation, RecordFault, StagedAdd, StagedWrite,
+};
+
+use super::append::AppendWaiter;
+use super::cache_load::Loading;
+use super::client::ClientCache;
+use super::message::{AppendRefusal, AppendResult, CacheResult, LaneCache, LaneMsg};
+use super::Core;
+use crate::driver::quic::{ConnId, StreamId};
+
+/// Deletes of expired entries written for one log in one go.
+const EXPIRE_QUANTUM: usize = 1024;
+
+/// One log of one cache shard.
+pub(super) type CacheAt = (Arc<ShardId>, CacheLog);
+
+/// Who is told what an operation came to.
+pub(super) enum CacheWaiter {
+    /// A client of this core.
+    Client(Box<ClientCache>),
+    /// A peer's request that arrived on this core.
+    Peer {
+        conn: ConnId,
+        stream: StreamId,
+        correlation: CorrelationId,
+    },
+    /// A forward of this core that turned out to be ours.
+    Forward { token: u64 },
+    /// Another core.
+    Lane { core: usize, ticket: u64 },
+}
+
+/// A write on its way to the log.
+pub(super) struct CacheWrite {
+    at: CacheAt,
+    staged: Staged,
+    /// Nobody waits for the delete of an expired entry.
+    waiter: Option<CacheWaiter>,
+}
+
+enum Staged {
+    Value(StagedWrite),
+    Add(StagedAdd),
+}
+
+/// The state of one log, and its way there.
+pub(super) struct CacheState {
+    pub log: LogRef,
+    pub index: Index,
+    /// Set while the state is behind its log.
+    pub loading: Option<Loading>,
+    /// What [`CacheMemory`] holds for it.
+    counted: Counted,
+}
+
+/// What the records of a log come to.
+pub(super) enum Index {
+    Values(CacheIndex),
+    Counters(CounterIndex),
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Counted {
+    keys: usize,
+    index_bytes: usize,
+    value_bytes: usize,
+}
+
+/// Memory of all caches and counters of a core.
+#[derive(Debug, Default)]
+pub(super) struct CacheMemory {
+    total: Counted,
+}
+
+impl CacheMemory {
+    fn replace(&mut self, old: Counted, new: Counted) {
+        self.total.keys = self.total.keys - old.keys + new.keys;
+        self.total.index_bytes = self.total.index_bytes - old.index_bytes + new.index_bytes;
+        self.total.value_bytes = self.total.value_bytes - old.value_bytes + new.value_bytes;
+    }
+
+    fn is_full(&self) -> bool {
+        self.total.index_bytes >= CACHE_INDEX_BYTES_PER_CORE
+    }
+}
+
+impl Index {
+    pub fn new(log: CacheLog, base: u64) -> Self {
+        match log {
+            CacheLog::Values => Self::Values(CacheIndex::new(base)),
+            CacheLog::Counters => Self::Counters(CounterIndex::new(base)),
+        }
+    }
+
+    pub fn next_offset(&self) -> u64 {
+        match self {
+            Self::Values(index) => index.next_offset(),
+            Self::Counters(index) => index.next_offset(),
+        }
+    }
+
+    pub fn staged(&self) -> usize {
+        match self {
+            Self::Values(index) => index.staged(),
+            Self::Counters(index) => index.staged(),
+        }
+    }
+
+    pub fn replay(&mut self, offset: u64, record: &[u8]) -> Result<(), RecordFault> {
+        match self {
+            Self::Values(index) => index.replay(offset, record),
+            Self::Counters(index) => index.replay(offset, record),
+        }
+    }
+
+    fn count(&self) -> Counted {
+        match self {
+            Self::Values(index) => Counted {
+                keys: index.keys(),
+                index_bytes: index.index_bytes(),
+                value_bytes: index.resident_bytes(),
+            },
+            Self::Counters(index) => Counted {
+                keys: index.keys(),
+                index_bytes: index.index_bytes(),
+                value_bytes: 0,
+            },
+        }
+    }
+}
+
+impl CacheState {
+    pub fn new(log: LogRef, kind: CacheLog, base: u64) -> Self {
+        Self {
+            log,
+            index: Index::new(kind, base),
+            loading: None,
+            counted: Counted::default(),
+        }
+    }
+}
+
+impl Core {
+    /// Does the operation here or hands it to the core that owns the shard.
+    pub(super) fn cache(
+        &mut self,
+        shard: &Arc<ShardId>,
+        core: u16,
+        generation: Generation,
+        request: CacheRequest,
+        waiter: CacheWaiter,
+    ) {
+        if core == self.index {
+            return self.cache_here(shard, generation, request, waiter);
+        }
+        let ticket = self.lane_caches.insert(waiter);
+        let message = LaneMsg::Cache(Box::new(LaneCache {
+            ticket,
+            shard: Arc::clone(shard),
+            generation,
+            request,
+        }));
+        if self.send_request(usize::from(core), message).is_err() {
+            if let Some(waiter) = self.lane_caches.remove(ticket) {
+                self.finish_cache(waiter, Err(CacheFailure::Overloaded));
+            }
+        }
+    }
+
+    pub(super) fn cache_here(
+        &mut self,
+        shard: &Arc<ShardId>,
+        generation: Generation,
+        request: CacheRequest,
+        waiter: CacheWaiter,
+    ) {
+        if let Err(refusal) = self.check_leads(shard, generation) {
+            return self.finish_cache(waiter, Err(of_refusal(refusal)));
+        }
+        let at = (Arc::clone(shard), request.log());
+        match self.ready_cache(&at) {
+            Ok(true) => self.serve_cache(&at, generation, request, waiter),
+            Ok(false) => self.hold_for_load(&at, generation, request, waiter),
+            Err(failure) => self.finish_cache(waiter, Err(failure)),
+        }
+    }
+
+    fn serve_cache(
+        &mut self,
+        at: &CacheAt,
+        generation: Generation,
+        request: CacheRequest,
+        waiter: CacheWaiter,
+    ) {
+        let now_ms = self.cache_clock.at_wall_us(self.wall_us);
+        let is_full = self.cache_memory.is_full();
+        let Some(state) = self.caches.get_mut(at) else {
+            self.metrics.internal_faults.inc();
+            return self.finish_cache(waiter, Err(CacheFailure::NotReady));
+        };
+        let key = &request.key;
+        let staged = match (&mut state.index, &request.operation) {
+            (Index::Values(index), Operation::Get) => {
+                let found = index.get(key, now_ms);
+                return self.finish_lookup(at, key, found, waiter);
+            }
+            (Index::Counters(index), Operation::CounterGet) => {
+                let sum = index.get(key);
+                return self.finish_cache(waiter, Ok(CacheReply::Sum(sum)));
+            }
+            (Index::Values(index), Operation::Delete) => match index.stage_delete(key, now_ms) {
+                Some(write) => Ok(Staged::Value(write)),
+                None => return self.finish_cache(waiter, Ok(CacheReply::Value(None))),
+            },
+            (Index::Values(index), Operation::Put { value, ttl_ms }) => {
+                match is_full && !index.contains(key) {
+                    true => Err(CacheFailure::IndexFull),
+                    false => Ok(Staged::Value(index.stage_put(key, value, *ttl_ms, now_ms))),
+                }
+            }
+            (Index::Counters(index), Operation::CounterAdd { delta }) => {
+                match is_full && index.get(key).is_none() {
+                    true => Err(CacheFailure::IndexFull),
+                    false => index
+                        .stage_add(key, *delta)
+                        .map(Staged::Add)
+                        .map_err(|_| CacheFailure::Overflow),
+                }
+            }
+            (Index::Values(_), Operation::CounterAdd { .. } | Operation::CounterGet)
+            | (Index::Counters(_), Operation::Put { .. } | Operation::Get | Operation::Delete) => {
+                self.metrics.internal_faults.inc();
+                Err(CacheFailure::NotReady)
+            }
+        };
+        match staged {
+            Ok(staged) => self.append_cache_write(at, generation, staged, Some(waiter)),
+            Err(failure) => self.finish_cache(waiter, Err(failure)),
+        }
+    }
+
+    fn append_cache_write(
+        &mut self,
+        at: &CacheAt,
+        generation: Generation,
+        staged: Staged,
+        waiter: Option<CacheWaiter>,
+    ) {
+        let Some(log) = self.caches.get(at).map(|state| state.log) else {
+            return self.metrics.internal_faults.inc();
+        };
+        let record: Bytes = match &staged {
+            Staged::Value(write) => write.record().clone(),
+            Staged::Add(add) => add.record().clone(),
+        };
+        let write = CacheWrite {
+            at: at.clone(),
+            staged,
+            waiter,
+        };
+        let waiter = AppendWaiter::Cache(Box::new(write));
+        self.append_records(log, generation, std::iter::once(record.as_ref()), waiter);
+    }
+
+    /// A write is durable, or it is known that it will not be.
+    pub(super) fn settle_cache_write(&mut self, write: CacheWrite, result: AppendResult) {
+        let CacheWrite { at, staged, waiter } = write;
+        let now_ms = self.cache_clock.at_wall_us(self.wall_us);
+        let key = staged.key();
+        let Some(state) = self.caches.get_mut(&at) else {
+            unreachable_state(&self.metrics);
+            return self.finish_write(waiter, Err(CacheFailure::StorageFailed));
+        };
+        let done = match (result, &mut state.index, staged) {
+            (AppendResult::Stored(place), Index::Values(index), Staged::Value(write)) => Ok(
+                WriteDone::Value(index.applied(write, place.first.0, now_ms)),
+            ),
+            (AppendResult::Stored(place), Index::Counters(index), Staged::Add(add)) => {
+                Ok(WriteDone::Sum(index.applied(add, place.first.0)))
+            }
+            (AppendResult::Refused(refusal), index, staged) => {
+                abandon(index, staged);
+                Err(of_refusal(refusal))
+            }
+            (AppendResult::StorageFailed, index, staged) => {
+                abandon(index, staged);
+                Err(CacheFailure::StorageFailed)
+            }
+            (AppendResult::Stored(_), _, _) => {
+                unreachable_state(&self.metrics);
+                Err(CacheFailure::StorageFailed)
+            }
+        };
+        self.count_cache(&at);
+        match done {
+            Err(failure) => self.finish_write(waiter, Err(failure)),
+            Ok(WriteDone::Sum(sum)) => self.finish_write(waiter, Ok(CacheReply::Sum(Some(sum)))),
+            Ok(WriteDone::Value(Applied::Stored)) => {
+                self.finish_write(waiter, Ok(CacheReply::Stored));
+            }
+            Ok(WriteDone::Value(Applied::Expired)) => self.metrics.cache_expired.inc(),
+            Ok(WriteDone::Value(Applied::Removed(found))) => {
+                if let Some(waiter) = waiter {
+                    self.finish_lookup(&at, &key, found, waiter);
+                }
+            }
+        }
+    }
+
+    fn finish_write(&mut self, waiter: Option<CacheWaiter>, result: CacheResult) {
+        if let Some(waiter) = waiter {
+            self.finish_cache(waiter, result);
+        }
+    }
+
+    fn finish_lookup(&mut self, at: &CacheAt, key: &Arc<str>, found: Lookup, waiter: CacheWaiter) {
+        match found {
+            Lookup::Miss => self.finish_cache(waiter, Ok(CacheReply::Value(None))),
+            Lookup::Value(value) => self.finish_cache(waiter, Ok(CacheReply::Value(Some(value)))),
+            Lookup::InLog { offset } => self.read_cache_value(at, key, offset, waiter),
+        }
+    }
+
+    pub(super) fn finish_cache(&mut self, waiter: CacheWaiter, result: CacheResult) {
+        match waiter {
+            CacheWaiter::Client(client) => self.answer_local_cache(*client, result),
+            CacheWaiter::Peer {
+                conn,
+                stream,
+                correlation,
+            } => self.answer_peer_cache(conn, stream, correlation, result),
+            CacheWaiter::Forward { token } => self.forward_cache_applied_here(token, result),
+            CacheWaiter::Lane { core, ticket } => {
+                self.send_answer(core, LaneMsg::CacheDone { ticket, result });
+            }
+        }
+    }
+
+    /// Brings the totals up to date with one state, and memory under its bound.
+    pub(super) fn count_cache(&mut self, at: &CacheAt) {
+        let Some(state) = self.caches.get_mut(at) else {
+            return;
+        };
+        self.cache_memory
+            .replace(state.counted, state.index.count());
+        state.counted = state.index.count();
+        let excess = self
+            .cache_memory
+            .total
+            .value_bytes
+            .saturating_sub(CACHE_VALUE_BYTES_PER_CORE);
+        if let (1.., Index::Values(index)) = (excess, &mut state.index) {
+            index.evict(excess);
+            self.cache_memory
+                .replace(state.counted, state.index.count());
+            state.counted = state.index.count();
+        }
+        let total = self.cache_memory.total;
+        self.metrics.cache_keys.set(total.keys as u64);
+        self.metrics.cache_index_bytes.set(total.index_bytes as u64);
+        self.metrics.cache_value_bytes.set(total.value_bytes as u64);
+    }
+
+    /// About once a second: writes the deletes of expired entries, and lets nobody wait too long
+    /// for a state that is still being read.
+    pub(super) fn tend_caches(&mut self) {
+        self.refuse_late_loads();
+        if self.is_draining {
+            return;
+        }
+        let now_ms = self.cache_clock.at_wall_us(self.wall_us);
+        let mut expired = Vec::new();
+        for (at, state) in &mut self.caches {
+            let route = self.routes.shard(&at.0).filter(|route| route.is_local);
+            if let (Some(route), Index::Values(index), None) =
+                (route, &mut state.index, &state.loading)
+            {
+                let writes = index.stage_expired(now_ms, EXPIRE_QUANTUM);
+                expired.extend(
+                    writes
+                        .into_iter()
+                        .map(|write| (at.clone(), route.generation, write)),
+                );
+            }
+        }
+        for (at, generation, write) in expired {
+            self.append_cache_write(&at, generation, Staged::Value(write), None);
+        }
+    }
+
+    /// The states of shards led elsewhere go, once nothing of them is on its way.
+    pub(super) fn drop_moved_caches(&mut self) {
+        let moved: Vec<CacheAt> = self
+            .caches
+            .iter()
+            .filter(|(_, state)| state.loading.is_none() && state.index.staged() == 0)
+            .filter(|((shard, _), _)| !self.routes.shard(shard).is_some_and(|route| route.is_local))
+            .map(|(at, _)| at.clone())
+            .collect();
+        for at in moved {
+            self.forget_cache(&at);
+        }
+    }
+
+    /// The next request rebuilds the state from its log.
+    pub(super) fn forget_cache(&mut self, at: &CacheAt) -> Option<CacheState> {
+        let state = self.caches.remove(at)?;
+        self.cache_memory.replace(state.counted, Counted::default());
+        Some(state)
+    }
+}
+
+enum WriteDone {
+    Value(Applied),
+    Sum(i64),
+}
+
+impl Staged {
+    fn key(&self) -> Arc<str> {
+        match self {
+            Self::Value(write) => write.key(),
+            Self::Add(add) => add.key(),
+        }
+    }
+}
+
+fn abandon(index: &mut Index, staged: Staged) {
+    match (index, staged) {
+        (Index::Values(index), Staged::Value(write)) => index.abandoned(write),
+        (Index::Counters(index), Staged::Add(add)) => index.abandoned(add),
+        // A write is staged by the index of its own log; see `serve_cache`.
+        (Index::Values(_), Staged::Add(_)) | (Index::Counters(_), Staged::Value(_)) => {}
+    }
+}
+
+/// INV-5 is broken: counted and told, the write is answered as unknown.
+fn unreachable_state(metrics: &crate::metrics::CoreMetrics) {
+    metrics.internal_faults.inc();
+    tracing::error!("a cache write came back to a state that is not there");
+}
+
+pub(super) fn of_refusal(refusal: AppendRefusal) -> CacheFailure {
+    match refusal {
+        AppendRefusal::Moved => CacheFailure::Moved,
+        AppendRefusal::Overloaded => CacheFailure::Overloaded,
+        AppendRefusal::DiskFull => CacheFailure::DiskFull,
+        AppendRefusal::TooLarge => CacheFailure::TooLarge,
+        AppendRefusal::LogFailed => CacheFailure::LogFailed,
+    }
+}
