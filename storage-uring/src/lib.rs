@@ -8,8 +8,11 @@
 //! What this crate does not do: replicate, route, authorise. It stores records per log, in order, and says
 //! when they are durable.
 
+#[cfg(feature = "runtime")]
+pub mod bench;
 pub mod config;
 pub mod datadir;
+pub mod dir_probe;
 #[cfg(feature = "runtime")]
 mod driver;
 pub mod error;
@@ -17,6 +20,8 @@ pub mod faults;
 pub mod format;
 pub mod index;
 pub mod machine;
+#[cfg(test)]
+mod model;
 pub mod name;
 pub mod offline;
 pub mod recovery;
@@ -26,6 +31,7 @@ pub mod stats;
 pub mod walk;
 
 pub use config::{StorageConfig, SyncMethod};
+pub use dir_probe::{probe, DirProbe, ProbeError};
 #[cfg(feature = "runtime")]
 pub use driver::Storage;
 pub use error::{AppendError, CommitError, LogError, ReadError, StorageError};

@@ -123,11 +123,11 @@ impl ReadWalk {
         if !place.is_some() {
             return Err(damaged(place, "the chain of extents ends too early"));
         }
-        let Some(at) = self.in_window(place, 0) else {
-            return Ok(Some(header_window(place)));
-        };
-        let Some((_, window)) = &self.window else {
-            return Ok(Some(header_window(place)));
+        let (Some(at), Some((_, window))) = (self.in_window(place, 0), &self.window) else {
+            if self.window_is_not(header_window(place)) {
+                return Ok(Some(header_window(place)));
+            }
+            return Err(damaged(place, "the segment ends before an extent"));
         };
         let bytes = window.slice(at..);
         let header = match ExtentHeader::decode(&bytes) {

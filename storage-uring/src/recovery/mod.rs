@@ -7,8 +7,8 @@
 //! Invariants: bytes of a complete group are never removed; the verdict depends only on the bytes.
 
 mod chain;
-mod events;
-mod scan;
+pub(crate) mod events;
+pub(crate) mod scan;
 mod source;
 
 use std::collections::HashMap;

@@ -162,8 +162,12 @@ pub(crate) fn scan_core(
     let mut at = 0;
     while at < scanner.segments.len() {
         if !scanner.scan_segment(at)? {
-            let dropped = scanner.out.live.split_off(at + 1);
-            scanner.out.dead.extend(dropped);
+            let behind: Vec<u64> = scanner.segments[at + 1..]
+                .iter()
+                .map(|segment| segment.seq)
+                .collect();
+            scanner.out.live.retain(|seq| !behind.contains(seq));
+            scanner.out.dead.extend(behind);
             break;
         }
         at += 1;
@@ -189,7 +193,8 @@ impl Scanner {
                 let group = self.segments[at]
                     .window
                     .get(position, header.total_len as usize);
-                if header.body_matches(group) && group.len() as u64 == header.total_len {
+                if header.body_matches(group) {
+                    // Padding that is missing at the end of a file is no loss.
                     self.take_group(at, position, &header);
                     position += header.total_len;
                     continue;
@@ -227,8 +232,7 @@ impl Scanner {
         let core = self.out.core;
         let segment = &mut self.segments[at];
         let seq = segment.seq;
-        let group =
-            &segment.window.get(position, header.total_len as usize)[..header.used_len as usize];
+        let group = segment.window.get(position, header.used_len as usize);
         let mut extent_at = GROUP_HEADER_BYTES;
         let mut unreadable = false;
         for _ in 0..header.extents {
@@ -293,8 +297,18 @@ impl Scanner {
             }
             None => block_evidence,
         };
-        let bad_group = header.map_or(expected, |header| header.group);
-        let later = self.look_ahead(at, position, bad_group)?;
+        let later =
+            self.look_ahead(at, position, header.map_or(expected, |header| header.group))?;
+        let bad_group = match (header, self.expected, later.first()) {
+            (Some(header), _, _) => header.group,
+            (None, Some(expected), _) => expected,
+            // Nothing says which group this was. The lowest possible number errs on the side of damage.
+            (None, None, Some(next)) => {
+                let lowest = next.header.group.saturating_sub(SURVIVORS_MAX as u64);
+                lowest.max(self.out.next_group)
+            }
+            (None, None, None) => self.out.next_group,
+        };
         if later.is_empty() && !limited {
             return Ok(match header {
                 Some(_) if unfinished => Verdict::Cut("the last group was not completely written"),
@@ -392,7 +406,11 @@ impl Scanner {
             }
         }
         let end = self.used_end(at, position);
-        self.out.end = (self.segments[at].seq, position);
+        if self.out.end.0 == self.segments[at].seq || position > SEGMENT_HEADER_BYTES {
+            self.out.end = (self.segments[at].seq, position);
+        } else {
+            self.end_before(at);
+        }
         self.out.cuts.push(Cut {
             core: self.out.core,
             file: self.segments[at].file.clone(),
@@ -402,6 +420,41 @@ impl Scanner {
             logs,
             reason,
         });
+    }
+
+    /// Ends the log before a segment none of whose groups is left: it goes, with every one behind the last
+    /// group. What was started and not finished behind that group goes, too.
+    fn end_before(&mut self, at: usize) {
+        let (end_seq, end) = self.out.end;
+        let gone: Vec<u64> = self.segments[..=at]
+            .iter()
+            .map(|segment| segment.seq)
+            .collect();
+        let gone = gone
+            .into_iter()
+            .filter(|seq| *seq > end_seq)
+            .collect::<Vec<_>>();
+        self.out.live.retain(|seq| !gone.contains(seq));
+        self.out.dead.extend(gone);
+        let Some(last) = self
+            .segments
+            .iter()
+            .position(|segment| segment.seq == end_seq)
+        else {
+            return;
+        };
+        let used_end = self.used_end(last, end);
+        if used_end > end {
+            self.out.cuts.push(Cut {
+                core: self.out.core,
+                file: self.segments[last].file.clone(),
+                segment: end_seq,
+                position: end,
+                dropped_bytes: used_end - end,
+                logs: Vec::new(),
+                reason: "a group was not completely written, nor acknowledged",
+            });
+        }
     }
 
     /// One past the last non-zero byte of a segment.

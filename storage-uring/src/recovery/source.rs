@@ -133,6 +133,7 @@ impl Window {
         let start = position / ALIGN as u64 * ALIGN as u64;
         let wanted = (len + (position - start) as usize)
             .max(READ_AHEAD)
+            .min(usize::try_from(self.source.len().saturating_sub(start)).unwrap_or(usize::MAX))
             .next_multiple_of(ALIGN);
         // Give the former buffer back before taking another.
         self.bytes = None;

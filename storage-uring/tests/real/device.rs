@@ -1,8 +1,6 @@
 //! A real storage on a real file system with O_DIRECT.
 
-mod common;
-
-use common::{config, disk_dir, name, on_core, outcomes, payload, read_all};
+use crate::common::{config, disk_dir, name, on_core, outcomes, payload, read_all};
 use storage_uring::{LogError, SyncMethod};
 
 fn write_then_read_after_restart(sync: SyncMethod) {

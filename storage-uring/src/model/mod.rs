@@ -1,0 +1,483 @@
+//! A model device under the real commit machine, and the tests that cut its power or damage its bytes.
+//!
+//! The device is synchronous and in memory. A write that was started and not finished survives a power cut
+//! in any subset of its 512-byte sectors; without O_DSYNC that also holds for finished writes no flush
+//! covers. What is left is given to the real recovery.
+
+mod against_plain;
+mod damage;
+mod faults;
+mod power_cut;
+
+use std::collections::{BTreeMap, HashMap};
+
+use bytes::Bytes;
+
+use crate::format::segment::SegmentHeader;
+use crate::format::{DataUuid, ALIGN, SECTOR};
+use crate::machine::{
+    Action, CommitMachine, Completion, IoId, LogRef, LogSeed, MachineConfig, ReadySegment,
+};
+use crate::name::{LogKind, LogName};
+use crate::recovery::events::assemble;
+use crate::recovery::scan::{scan_core, CoreScan};
+use crate::recovery::{ImageSource, SegmentInput};
+use crate::walk::{ReadWalk, WalkStep};
+
+pub const UUID: DataUuid = [0x17; 16];
+pub const SEGMENT_BYTES: u64 = 64 * 1024;
+
+/// A small deterministic generator (splitmix64).
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n.max(1)
+    }
+}
+
+pub fn name(shard: u32) -> LogName {
+    LogName {
+        kind: LogKind::Stream,
+        tenant: "t".into(),
+        namespace: "n".into(),
+        name: "s".into(),
+        shard,
+    }
+}
+
+/// Segment images by sequence.
+pub type Images = BTreeMap<u64, Vec<u8>>;
+
+/// A write or flush the device has.
+#[derive(Debug)]
+pub struct Pending {
+    pub action: Action,
+    /// Stored, but no flush has covered it yet.
+    pub written: bool,
+}
+
+/// What is known of one log.
+#[derive(Debug, Clone, Default)]
+pub struct Shadow {
+    /// Payloads by offset, as appended.
+    pub submitted: Vec<Vec<u8>>,
+    pub acknowledged: u64,
+}
+
+/// The machine over the model device.
+pub struct Sim {
+    pub machine: CommitMachine,
+    pub durable: Images,
+    pub pending: Vec<Pending>,
+    pub shadows: BTreeMap<u32, Shadow>,
+    pub logs: BTreeMap<u32, LogRef>,
+    pub completions: Vec<Completion>,
+    pub give_segments: bool,
+    pub next_segment: u64,
+    epoch: u64,
+    flush: bool,
+    now_us: u64,
+}
+
+#[derive(Clone, Copy)]
+pub struct SimOptions {
+    pub flush: bool,
+    pub commits_in_flight: usize,
+    pub max_transfer_bytes: usize,
+}
+
+impl Default for SimOptions {
+    fn default() -> Self {
+        Self {
+            flush: false,
+            commits_in_flight: 2,
+            max_transfer_bytes: 8192,
+        }
+    }
+}
+
+impl Sim {
+    pub fn new(options: SimOptions) -> Self {
+        Self::start(options, Recovered::empty(), 1)
+    }
+
+    /// Starts over what a recovery left.
+    pub fn start(options: SimOptions, recovered: Recovered, epoch: u64) -> Self {
+        let machine = CommitMachine::new(MachineConfig {
+            uuid: UUID,
+            core: 0,
+            boot_epoch: epoch,
+            segment_bytes: SEGMENT_BYTES,
+            commit_max_bytes: 16 * 1024,
+            commit_max_delay_us: 0,
+            commits_in_flight: options.commits_in_flight,
+            max_transfer_bytes: options.max_transfer_bytes,
+            max_queued_bytes: 1 << 20,
+            recent_bytes: 64 * 1024,
+            flush_after_write: options.flush,
+            next_group: recovered.next_group,
+            log_end: recovered.end,
+        });
+        let mut sim = Self {
+            machine,
+            durable: recovered.images,
+            pending: Vec::new(),
+            shadows: BTreeMap::new(),
+            logs: BTreeMap::new(),
+            completions: Vec::new(),
+            give_segments: true,
+            next_segment: recovered.next_segment,
+            epoch,
+            flush: options.flush,
+            now_us: 0,
+        };
+        for (shard, (seed, records)) in recovered.logs {
+            let shadow = Shadow {
+                acknowledged: seed.tail,
+                submitted: records,
+            };
+            sim.shadows.insert(shard, shadow);
+            let log = sim.machine.add_log(&name(shard), seed).expect("a new log");
+            sim.logs.insert(shard, log);
+        }
+        sim
+    }
+
+    pub fn log(&mut self, shard: u32) -> LogRef {
+        if let Some(log) = self.logs.get(&shard) {
+            return *log;
+        }
+        let log = self
+            .machine
+            .add_log(&name(shard), LogSeed::default())
+            .expect("a new log");
+        self.logs.insert(shard, log);
+        log
+    }
+
+    /// Appends one batch and remembers it.
+    pub fn append(&mut self, shard: u32, payloads: &[Vec<u8>]) {
+        let log = self.log(shard);
+        let token = u64::from(shard);
+        let range = self
+            .machine
+            .append(
+                log,
+                1,
+                7,
+                self.now_us,
+                payloads.iter().map(Vec::as_slice),
+                token,
+            )
+            .expect("is taken");
+        let shadow = self.shadows.entry(shard).or_default();
+        assert_eq!(
+            range.start,
+            shadow.submitted.len() as u64,
+            "offsets are dense"
+        );
+        shadow.submitted.extend_from_slice(payloads);
+    }
+
+    /// Starts what can be started.
+    pub fn pump(&mut self) {
+        loop {
+            while self.give_segments && self.machine.ready_segments() < 2 {
+                let seq = self.next_segment;
+                self.next_segment += 1;
+                self.durable.insert(seq, blank_segment(seq, self.epoch));
+                self.machine.on_segment_ready(ReadySegment { seq });
+            }
+            match self.machine.poll_action(self.now_us) {
+                Some(Action::SegmentDone { .. }) => {}
+                Some(action) => self.pending.push(Pending {
+                    action,
+                    written: false,
+                }),
+                None => break,
+            }
+        }
+    }
+
+    /// Finishes one pending operation.
+    pub fn finish(&mut self, at: usize) {
+        self.now_us += 10;
+        if let Action::Write { .. } = &self.pending[at].action {
+            if self.flush {
+                self.pending[at].written = true;
+                let Action::Write { id, data, .. } = &self.pending[at].action else {
+                    return;
+                };
+                let (id, len) = (*id, data.len());
+                self.machine
+                    .on_write_done(id, &self.pending[at].action, Ok(len), self.now_us);
+            } else {
+                let Pending { action, .. } = self.pending.remove(at);
+                self.store(&action);
+                let Action::Write { id, data, .. } = &action else {
+                    return;
+                };
+                self.machine
+                    .on_write_done(*id, &action, Ok(data.len()), self.now_us);
+            }
+        } else {
+            let Pending { action, .. } = self.pending.remove(at);
+            let Action::Flush { id, segment } = action else {
+                return;
+            };
+            let (covered, rest) = std::mem::take(&mut self.pending)
+                .into_iter()
+                .partition::<Vec<_>, _>(|pending| {
+                    pending.written && segment_of(&pending.action) == segment
+                });
+            self.pending = rest;
+            for pending in covered {
+                self.store(&pending.action);
+            }
+            self.machine.on_flush_done(id, Ok(()), self.now_us);
+        }
+        self.collect();
+    }
+
+    /// Operations that can finish.
+    pub fn finishable(&self) -> Vec<usize> {
+        (0..self.pending.len())
+            .filter(|at| !self.pending[*at].written)
+            .collect()
+    }
+
+    /// Runs until nothing is pending.
+    pub fn settle(&mut self) {
+        loop {
+            self.pump();
+            match self.finishable().first() {
+                Some(at) => self.finish(*at),
+                None => break,
+            }
+        }
+    }
+
+    pub fn collect(&mut self) {
+        while let Some(done) = self.machine.poll_completion() {
+            let shard = done.token as u32;
+            if done.result.is_ok() && !done.range.is_empty() {
+                let shadow = self.shadows.entry(shard).or_default();
+                assert_eq!(done.range.start, shadow.acknowledged, "outcomes in order");
+                shadow.acknowledged = done.range.end;
+            }
+            self.completions.push(done);
+        }
+    }
+
+    pub fn store(&mut self, action: &Action) {
+        let Action::Write {
+            segment,
+            position,
+            data,
+            ..
+        } = action
+        else {
+            return;
+        };
+        store_bytes(&mut self.durable, *segment, *position, data.as_ref());
+    }
+
+    /// What a power cut leaves when `survives` decides for every sector of every unfinished write.
+    pub fn cut_power(&self, mut survives: impl FnMut(usize, usize) -> bool) -> Images {
+        let mut images = self.durable.clone();
+        for (at, pending) in self.pending.iter().enumerate() {
+            let Action::Write {
+                segment,
+                position,
+                data,
+                ..
+            } = &pending.action
+            else {
+                continue;
+            };
+            for (i, sector) in data.as_ref().chunks(SECTOR).enumerate() {
+                if survives(at, i) {
+                    store_bytes(
+                        &mut images,
+                        *segment,
+                        position + (i * SECTOR) as u64,
+                        sector,
+                    );
+                }
+            }
+        }
+        images
+    }
+}
+
+fn segment_of(action: &Action) -> u64 {
+    match action {
+        Action::Write { segment, .. }
+        | Action::Flush { segment, .. }
+        | Action::SegmentDone { segment } => *segment,
+    }
+}
+
+fn store_bytes(images: &mut Images, segment: u64, position: u64, bytes: &[u8]) {
+    let image = images.get_mut(&segment).expect("the segment exists");
+    let at = position as usize;
+    image[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+fn blank_segment(seq: u64, epoch: u64) -> Vec<u8> {
+    let header = SegmentHeader {
+        uuid: UUID,
+        core: 0,
+        core_count: 1,
+        seq,
+        boot_epoch: epoch,
+        segment_bytes: SEGMENT_BYTES,
+    };
+    let mut image = header.encode();
+    image.resize(SEGMENT_BYTES as usize, 0);
+    image
+}
+
+/// The id of a write, for feeding results by hand.
+pub fn write_id(action: &Action) -> IoId {
+    match action {
+        Action::Write { id, .. } | Action::Flush { id, .. } => *id,
+        Action::SegmentDone { .. } => panic!("no id"),
+    }
+}
+
+/// Recovered logs with all their records read back.
+pub struct Recovered {
+    pub images: Images,
+    pub logs: BTreeMap<u32, (LogSeed, Vec<Vec<u8>>)>,
+    pub end: (u64, u64),
+    pub next_group: u64,
+    pub next_segment: u64,
+    pub cuts: usize,
+    pub notes: String,
+    pub damages: usize,
+}
+
+impl Recovered {
+    fn empty() -> Self {
+        Self {
+            images: Images::new(),
+            logs: BTreeMap::new(),
+            end: (0, 0),
+            next_group: 1,
+            next_segment: 1,
+            cuts: 0,
+            notes: String::new(),
+            damages: 0,
+        }
+    }
+}
+
+/// Runs the real scan over images, and carries out its cuts on them.
+pub fn recover(mut images: Images) -> Recovered {
+    let inputs = images.iter().map(|(seq, image)| SegmentInput {
+        seq: *seq,
+        file: format!("seg-{seq}").into(),
+        source: Box::new(ImageSource(image.clone())),
+    });
+    let scan = scan_core(&UUID, 0, inputs.collect()).expect("scans");
+    let CoreScan {
+        chapters,
+        losses,
+        cuts,
+        damages,
+        end,
+        next_group,
+        dead,
+        unused,
+        strays,
+        core_counts,
+        ..
+    } = scan;
+    let notes = format!(
+        "{cuts:?} {damages:?} dead {dead:?} unused {unused:?} end {end:?} next {next_group}"
+    );
+    let newest = images.keys().last().copied().unwrap_or(0);
+    for cut in &cuts {
+        images
+            .get_mut(&cut.segment)
+            .expect("exists")
+            .truncate(cut.position as usize);
+    }
+    for seq in dead
+        .iter()
+        .chain(&unused)
+        .chain(strays.iter().map(|(seq, _)| seq))
+    {
+        images.remove(seq);
+    }
+    let core_counts: HashMap<u64, u16> = core_counts.into_iter().collect();
+    let mut logs = BTreeMap::new();
+    for (_, (found, seed)) in assemble(vec![(0, chapters)], &losses, &core_counts) {
+        let found = found.unwrap_or_else(|| panic!("a log without a name: {notes}"));
+        let records = read_all(&images, &found, &seed);
+        logs.insert(found.shard, (seed, records));
+    }
+    Recovered {
+        images,
+        logs,
+        end,
+        next_group,
+        next_segment: newest.max(end.0) + 1,
+        cuts: cuts.len(),
+        notes,
+        damages: damages.len(),
+    }
+}
+
+/// Reads a log through its index; stops at damage.
+pub fn read_all(images: &Images, log: &LogName, seed: &LogSeed) -> Vec<Vec<u8>> {
+    let mut all = Vec::new();
+    let mut from = seed.base;
+    while from < seed.tail {
+        let Some(interval) = seed.index.interval(from, seed.tail) else {
+            break;
+        };
+        let mut walk = ReadWalk::new(log.id(), from, 10_000, interval);
+        let mut input = None;
+        let batch = loop {
+            match walk.step(input.take()) {
+                Ok(WalkStep::Done(batch)) => break batch,
+                Ok(WalkStep::Read(wanted)) => {
+                    let image = images.get(&wanted.segment).map_or(&[][..], Vec::as_slice);
+                    let start = (wanted.position as usize).min(image.len());
+                    let end = (start + wanted.len as usize).min(image.len());
+                    assert_eq!(wanted.position as usize % ALIGN, 0);
+                    input = Some((wanted, Bytes::copy_from_slice(&image[start..end])));
+                }
+                Err(error) => {
+                    assert!(seed.damage.is_some(), "an undamaged log reads: {error}");
+                    return all;
+                }
+            }
+        };
+        assert_eq!((batch.first_offset, batch.next_offset > from), (from, true));
+        all.extend(batch.records.iter().map(|record| record.to_vec()));
+        from = batch.next_offset;
+    }
+    all
+}
+
+/// A payload nothing else produces.
+pub fn payload(rng: &mut Rng, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0u8; len];
+    for chunk in bytes.chunks_mut(8) {
+        let random = rng.next().to_le_bytes();
+        chunk.copy_from_slice(&random[..chunk.len()]);
+    }
+    bytes
+}
