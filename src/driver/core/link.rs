@@ -104,7 +104,9 @@ impl Core {
                 pin,
             },
         );
-        self.pending_links.push(target.node.clone());
+        // At once, not at the end of the turn: the next batch of the same client stream must see
+        // which stream this one took.
+        self.run_link(&target.node);
         Ok(())
     }
 
@@ -135,15 +137,19 @@ impl Core {
     /// Carries out everything the links decided since the last call.
     pub(super) fn run_links(&mut self) {
         while let Some(node) = self.pending_links.pop() {
-            while let Some(action) = self
-                .links
-                .get_mut(&node)
-                .and_then(|link| link.machine.poll_action())
-            {
-                self.run_link_action(&node, action);
-            }
-            self.arm_link_timer(&node);
+            self.run_link(&node);
         }
+    }
+
+    fn run_link(&mut self, node: &NodeId) {
+        while let Some(action) = self
+            .links
+            .get_mut(node)
+            .and_then(|link| link.machine.poll_action())
+        {
+            self.run_link_action(node, action);
+        }
+        self.arm_link_timer(node);
     }
 
     fn arm_link_timer(&mut self, node: &NodeId) {
