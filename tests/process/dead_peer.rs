@@ -1,0 +1,190 @@
+//! A peer that dies without a goodbye.
+//!
+//! The documented bound: a peer not heard from for `peer-idle-timeout-ms` (4 s) is gone, and
+//! everything in flight to it is answered then.
+
+use std::time::{Duration, Instant};
+
+use felix_uring::wire::client::{PublishOutcome, RetryClass};
+
+use crate::support::brokers::{small, Brokers, FIRST, SECOND};
+use crate::support::client::{Client, Stream};
+use crate::support::command::{felix, run};
+
+/// The idle timeout, and a margin for a busy machine.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(4 + 3);
+const IN_FLIGHT: usize = 10;
+
+/// Sends publishes that the owner will not answer, and gives the classes they came to.
+async fn answers_of(stream: &mut Stream, sent: &[u64]) -> Vec<Option<RetryClass>> {
+    let mut classes = vec![None; sent.len()];
+    for _ in sent {
+        let ack = stream.answers.ack().await;
+        let at = sent.iter().position(|id| *id == ack.request_id);
+        let at = at.unwrap_or_else(|| panic!("{ack:?} answers nothing"));
+        if let PublishOutcome::Failed(refusal) = ack.outcome {
+            classes[at] = refusal.class();
+        }
+    }
+    classes
+}
+
+async fn send(stream: &mut Stream) -> Vec<u64> {
+    let mut sent = Vec::new();
+    for i in 0..IN_FLIGHT {
+        sent.push(
+            stream
+                .start_publish(SECOND, &[format!("in flight {i}")])
+                .await,
+        );
+    }
+    sent
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_owner_is_noticed_and_its_requests_are_unknown() {
+    let mut brokers = Brokers::start(2);
+    let token = brokers.token();
+    let client = Client::connect(&brokers, 0).await;
+    let mut stream = client.stream(&token).await;
+    let mut local = client.stream(&token).await;
+    stream.must_publish(SECOND, b"warm").await;
+    brokers
+        .cluster
+        .node_mut(1)
+        .sigstop()
+        .unwrap_or_else(|e| panic!("{e}"));
+    let started = Instant::now();
+    let sent = send(&mut stream).await;
+    // Everybody else is served meanwhile.
+    local.must_publish(FIRST, b"local").await;
+    let classes = answers_of(&mut stream, &sent).await;
+    assert!(
+        started.elapsed() < ANSWERED_WITHIN,
+        "{:?}",
+        started.elapsed()
+    );
+    assert_eq!(classes, vec![Some(RetryClass::OutcomeUnknown); IN_FLIGHT]);
+    // What comes now was surely not sent, and is answered long before the idle timeout.
+    let started = Instant::now();
+    let mut refused = 0;
+    while started.elapsed() < Duration::from_secs(3) {
+        if let PublishOutcome::Failed(refusal) = stream.publish(SECOND, b"later").await {
+            assert_eq!(refusal.class(), Some(RetryClass::Retry), "{refusal:?}");
+            refused += 1;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(refused >= 1, "a frozen owner took a publish");
+    // Thawed, it is used again; what was unknown may be there once, never twice.
+    brokers
+        .cluster
+        .node_mut(1)
+        .sigcont()
+        .unwrap_or_else(|e| panic!("{e}"));
+    stream
+        .publish_until_taken(SECOND, Duration::from_secs(10))
+        .await;
+    let owner = Client::connect(&brokers, 1).await;
+    let start = felix_uring::wire::client::messages::StartAt::Earliest;
+    let mut events = owner.subscribe(&token, SECOND, start).await;
+    let last = owner
+        .stream(&token)
+        .await
+        .must_publish(SECOND, b"last")
+        .await;
+    let records = events.take(last as usize + 1).await;
+    for i in 0..IN_FLIGHT {
+        let text = format!("in flight {i}");
+        let times = records.iter().filter(|(_, r)| r == text.as_bytes()).count();
+        assert!(times <= 1, "{text} is there {times} times");
+    }
+    assert!(
+        !records.iter().any(|(_, r)| &r[..] == b"later"),
+        "a refused publish was written"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_owner_is_noticed() {
+    let mut brokers = Brokers::start(2);
+    let token = brokers.token();
+    let client = Client::connect(&brokers, 0).await;
+    let mut stream = client.stream(&token).await;
+    stream.must_publish(SECOND, b"warm").await;
+    // Frozen first: nothing of what is in flight can be answered before the kill.
+    brokers
+        .cluster
+        .node_mut(1)
+        .sigstop()
+        .unwrap_or_else(|e| panic!("{e}"));
+    let sent = send(&mut stream).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let started = Instant::now();
+    brokers
+        .cluster
+        .node_mut(1)
+        .kill()
+        .unwrap_or_else(|e| panic!("{e}"));
+    let classes = answers_of(&mut stream, &sent).await;
+    assert!(
+        started.elapsed() < ANSWERED_WITHIN,
+        "{:?}",
+        started.elapsed()
+    );
+    assert_eq!(classes, vec![Some(RetryClass::OutcomeUnknown); IN_FLIGHT]);
+    let lost = "felix_forwards_unknown_total{cause=\"connection_lost\"}";
+    brokers.wait_metric(0, lost, IN_FLIGHT as f64);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_that_comes_back_at_once_is_used_at_once() {
+    let mut brokers = Brokers::start(2);
+    let token = brokers.token();
+    let client = Client::connect(&brokers, 0).await;
+    let mut stream = client.stream(&token).await;
+    stream.must_publish(SECOND, b"warm").await;
+    brokers
+        .cluster
+        .node_mut(1)
+        .sigstop()
+        .unwrap_or_else(|e| panic!("{e}"));
+    let sent = send(&mut stream).await;
+    brokers
+        .cluster
+        .node_mut(1)
+        .kill()
+        .unwrap_or_else(|e| panic!("{e}"));
+    brokers.start_node(1);
+    let ready = Instant::now();
+    let classes = answers_of(&mut stream, &sent).await;
+    assert!(
+        classes
+            .iter()
+            .all(|class| matches!(class, None | Some(RetryClass::OutcomeUnknown))),
+        "{classes:?}"
+    );
+    let (_, refusals) = stream
+        .publish_until_taken(SECOND, Duration::from_secs(5))
+        .await;
+    let took = ready.elapsed();
+    assert!(
+        took < Duration::from_secs(3),
+        "{took:?}, {refusals} refusals"
+    );
+}
+
+#[test]
+fn a_keep_alive_that_cannot_keep_anything_alive_is_refused() {
+    let brokers = Brokers::prepare_with(1, |_| {});
+    let node = brokers.cluster.node(0);
+    let mut args: Vec<String> = ["serve", "--node-id", "node-1"].map(String::from).to_vec();
+    args.extend(small());
+    args.push(format!("--data-dir={}", node.data_dir().display()));
+    args.push(format!("--catalog={}", brokers.cluster.catalog().display()));
+    args.extend(["--peer-keep-alive-ms=10000", "--peer-idle-timeout-ms=15000"].map(String::from));
+    let ran = run(&mut felix(&args), Duration::from_secs(10));
+    assert_eq!(ran.code(), 2, "{ran:?}");
+    assert!(ran.stderr.contains("peer-keep-alive-ms"), "{ran:?}");
+    assert!(ran.stderr.contains("peer-idle-timeout-ms"), "{ran:?}");
+}

@@ -1,0 +1,185 @@
+//! A scripted peer that listens: plays the owner of a shard for a real ingress broker.
+//!
+//! It greets like a broker and hands every other request to the test, which decides what is
+//! answered and when.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use felix_uring::ids::{CorrelationId, Generation, Offset};
+use felix_uring::wire::internal::{
+    decode_body, encode, ErrorCode, ForwardPublish, FrameReader, Hello, Message, NotLeader,
+    ReadEvent, Refusal, Text,
+};
+use tokio::sync::mpsc;
+
+use super::brokers::Brokers;
+use super::transport::{listen_as_peer, Identity};
+use super::{within, SOON};
+
+/// The listener.
+pub struct ScriptedOwner {
+    requests: mpsc::UnboundedReceiver<Request>,
+    connections: Arc<Mutex<Vec<quinn::Connection>>>,
+    /// Handshakes that got as far as a connection attempt.
+    pub attempts: Arc<AtomicU64>,
+    endpoint: quinn::Endpoint,
+}
+
+/// A forwarded publish that waits for its answer.
+pub struct Request {
+    pub publish: ForwardPublish,
+    pub conn: quinn::Connection,
+    send: Arc<tokio::sync::Mutex<quinn::SendStream>>,
+}
+
+impl ScriptedOwner {
+    /// Listens where the catalog says node `index` is, with that node's certificate.
+    pub fn start(brokers: &Brokers, index: usize) -> Self {
+        let identity = brokers.peer_identity(index);
+        Self::start_as(brokers, index, &identity, &format!("node-{}", index + 1))
+    }
+
+    /// The same with another certificate or another name in the greeting.
+    pub fn start_as(brokers: &Brokers, index: usize, identity: &Identity, greets: &str) -> Self {
+        let addr: SocketAddr = brokers.cluster.node(index).internal_addr();
+        let endpoint = listen_as_peer(addr, identity, brokers.cluster.ca());
+        let (sender, requests) = mpsc::unbounded_channel();
+        let owner = Self {
+            requests,
+            connections: Arc::default(),
+            attempts: Arc::default(),
+            endpoint: endpoint.clone(),
+        };
+        let (connections, attempts) = (owner.connections.clone(), owner.attempts.clone());
+        let greets = greets.to_string();
+        tokio::spawn(async move {
+            while let Some(incoming) = endpoint.accept().await {
+                attempts.fetch_add(1, Ordering::Relaxed);
+                let (sender, greets) = (sender.clone(), greets.clone());
+                let connections = connections.clone();
+                tokio::spawn(async move {
+                    let Ok(conn) = incoming.await else { return };
+                    connections.lock().expect("no panic").push(conn.clone());
+                    while let Ok((send, recv)) = conn.accept_bi().await {
+                        let task = serve(conn.clone(), send, recv, sender.clone(), greets.clone());
+                        tokio::spawn(task);
+                    }
+                });
+            }
+        });
+        owner
+    }
+
+    /// The next forwarded publish.
+    pub async fn next(&mut self) -> Request {
+        let next = within(SOON, "a forwarded publish", self.requests.recv());
+        next.await.expect("the listener lives")
+    }
+
+    /// A forwarded publish that may or may not have come.
+    pub fn try_next(&mut self) -> Option<Request> {
+        self.requests.try_recv().ok()
+    }
+
+    /// Closes every connection at once.
+    pub fn close_connections(&self) {
+        for conn in self.connections.lock().expect("no panic").drain(..) {
+            conn.close(0u32.into(), b"scripted");
+        }
+    }
+
+    /// Stops listening; peers are told nothing.
+    pub fn stop(&self) {
+        self.endpoint.close(0u32.into(), b"scripted");
+    }
+}
+
+async fn serve(
+    conn: quinn::Connection,
+    send: quinn::SendStream,
+    mut recv: quinn::RecvStream,
+    sender: mpsc::UnboundedSender<Request>,
+    greets: String,
+) {
+    let send = Arc::new(tokio::sync::Mutex::new(send));
+    let mut reader = FrameReader::new();
+    while let Ok(Some(chunk)) = recv.read_chunk(1 << 20, true).await {
+        reader.push(chunk.bytes);
+        for event in reader.by_ref() {
+            let ReadEvent::Frame { kind, body } = event else {
+                panic!("the broker sent {event:?}");
+            };
+            match decode_body(kind, body).expect("a readable request") {
+                Message::Hello(hello) => {
+                    let ok = Message::HelloOk(Hello {
+                        correlation: hello.correlation,
+                        node_id: Text::shortened(&greets),
+                    });
+                    let _ = send.lock().await.write_all(&bytes_of(&ok)).await;
+                }
+                Message::ForwardPublish(publish) => {
+                    let request = Request {
+                        publish,
+                        conn: conn.clone(),
+                        send: send.clone(),
+                    };
+                    if sender.send(request).is_err() {
+                        return;
+                    }
+                }
+                other => panic!("unexpected request {other:?}"),
+            }
+        }
+    }
+}
+
+fn bytes_of(message: &Message) -> bytes::Bytes {
+    encode(message).expect("a frame")
+}
+
+impl Request {
+    /// The request's correlation id.
+    pub fn correlation(&self) -> CorrelationId {
+        self.publish.correlation
+    }
+
+    /// Writes any bytes on the stream the request came on.
+    pub async fn write(&self, bytes: impl AsRef<[u8]>) {
+        // The ingress broker may have given up on the connection; that is for the test to see.
+        let _ = self.send.lock().await.write_all(bytes.as_ref()).await;
+    }
+
+    /// Answers that the batch was written from `first` on.
+    pub async fn stored_at(&self, first: u64) {
+        let count = self.publish.payloads.len() as u64;
+        let answer = Message::ForwardPublishOk {
+            correlation: self.correlation(),
+            first_offset: Offset(first),
+            last_offset: Offset(first + count - 1),
+        };
+        self.write(bytes_of(&answer)).await;
+    }
+
+    /// Refuses.
+    pub async fn refuse(&self, code: ErrorCode) {
+        let answer = Message::ForwardPublishError(Refusal {
+            correlation: self.correlation(),
+            code,
+            detail: Text::shortened("scripted"),
+        });
+        self.write(bytes_of(&answer)).await;
+    }
+
+    /// Names another owner.
+    pub async fn redirect(&self, node: &str, addr: SocketAddr, generation: u64) {
+        let answer = Message::NotLeader(NotLeader {
+            correlation: self.correlation(),
+            node_id: Text::shortened(node),
+            advertise_addr: Text::shortened(&addr.to_string()),
+            generation: Generation(generation),
+        });
+        self.write(bytes_of(&answer)).await;
+    }
+}
