@@ -102,7 +102,10 @@ async fn frames_that_cannot_be_read_end_their_stream_only() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_publish_that_cannot_be_taken_is_answered_by_its_id() {
-    let mut brokers = Brokers::start(1);
+    // Segments that hold the largest record.
+    let mut brokers = Brokers::start_with(1, |spec| {
+        spec.extra_args.push("--segment-bytes=33554432".into());
+    });
     let token = brokers.token();
     let client = Client::connect(&brokers, 0).await;
     let mut stream = client.stream(&token).await;

@@ -3,9 +3,13 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod certificates;
 mod client_input;
 mod dead_peer;
+mod full_disk;
+mod host;
 mod kill;
 mod outcomes;
 mod ownership;
 mod peer_input;
+mod stop;

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use felix_uring::cluster::{NAMESPACE, TENANT};
+use felix_uring::cluster::{CACHE, NAMESPACE, TENANT};
 use felix_uring::ids::{CorrelationId, Offset};
 use felix_uring::wire::client::messages::StartAt;
 use felix_uring::wire::client::Answer;
@@ -144,54 +144,47 @@ async fn an_owner_checks_generation_owner_and_credential_in_that_order() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_of_features_not_served_get_their_family_s_refusal() {
     let mut brokers = Brokers::start(1);
-    let token = brokers.token();
     let peer = PeerClient::connect(&brokers, 0, 0).await;
     let mut stream = peer.greeted("node-1").await;
+    let read_nothing = brokers.token_of(|_| {});
     let payloads = Payloads::from_slices([b"record"]).expect("payloads");
-    for log in LOGS {
-        let records = Message::Records(Records {
-            correlation: CorrelationId(1),
-            log,
-            shard: shard(FIRST, 1),
-            first_offset: Offset(0),
-            checksum: payloads.batch_checksum(),
-            payloads: payloads.clone(),
-        });
-        let bootstrap = Message::Bootstrap(Bootstrap {
-            correlation: CorrelationId(2),
-            log,
-            shard: shard(FIRST, 1),
-            base_offset: Offset(0),
-        });
-        let rebuild = Message::Rebuild(Rebuild {
-            correlation: CorrelationId(3),
-            shard: shard(FIRST, 1),
-            log,
-            base_offset: Offset(0),
-        });
-        for request in [records, bootstrap, rebuild] {
-            let answer = stream.ask(&request).await;
-            assert_eq!(answer.kind(), Kind::ReplicateError, "{request:?}");
-            let code = answer.error_code();
-            assert!(
-                matches!(
-                    code,
-                    Some(ErrorCode::Unauthorized | ErrorCode::Unavailable | ErrorCode::StaleRoute)
-                ),
-                "{request:?}: {code:?}"
-            );
+    // This broker leads the stream alone: nobody may replicate to it.
+    for (generation, code) in [
+        (0, ErrorCode::FencedEpoch),
+        (1, ErrorCode::Unauthorized),
+        (2, ErrorCode::StaleRoute),
+    ] {
+        for log in LOGS {
+            let name = match log {
+                ReplicaLog::Cache | ReplicaLog::Counters => CACHE,
+                _ => FIRST,
+            };
+            for request in replication(log, name, generation, &payloads) {
+                let answer = stream.ask(&request).await;
+                assert_eq!(answer.kind(), Kind::ReplicateError, "{request:?}");
+                assert_eq!(answer.error_code(), Some(code), "{request:?}");
+            }
+            for request in replication(log, "nowhere", generation, &payloads) {
+                let code = stream.refused(&request).await;
+                assert_eq!(code, ErrorCode::StaleRoute, "{request:?}");
+            }
         }
     }
-    for (op, credential) in [
-        (CacheOpKind::Put, Some(token.as_str())),
-        (CacheOpKind::Get, Some(token.as_str())),
-        (CacheOpKind::CounterAdd, None),
+    // Cache operations are judged like publishes.
+    for (op, generation, credential, code) in [
+        (CacheOpKind::Put, 1, None, ErrorCode::Unauthorized),
+        (CacheOpKind::CounterAdd, 1, None, ErrorCode::Unauthorized),
+        (CacheOpKind::Put, 2, None, ErrorCode::StaleRoute),
+        (
+            CacheOpKind::Get,
+            1,
+            Some(&read_nothing),
+            ErrorCode::Unauthorized,
+        ),
     ] {
-        let mut on_cache = shard("primary", 1);
-        on_cache.shard = 0;
         let request = Message::CacheOp(CacheOp {
             correlation: CorrelationId(4),
-            shard: on_cache,
+            shard: shard(CACHE, generation),
             op,
             key: Text::shortened("k"),
             ttl_ms: 0,
@@ -199,10 +192,39 @@ async fn requests_of_features_not_served_get_their_family_s_refusal() {
             credential: credential.map(|token| Credential::new(token).expect("a credential")),
         });
         let answer = stream.ask(&request).await;
-        assert_eq!(answer.kind(), Kind::ForwardCacheError, "{op:?}");
+        assert_eq!(answer.kind(), Kind::ForwardCacheError, "{request:?}");
+        assert_eq!(answer.error_code(), Some(code), "{request:?}");
     }
     assert_eq!(brokers.metric(0, "felix_storage_records_total"), 0.0);
     brokers.assert_alive(0);
+}
+
+/// One request of each replication family.
+fn replication(log: ReplicaLog, name: &str, generation: u64, payloads: &Payloads) -> [Message; 3] {
+    let (base_offset, correlation) = (Offset(0), CorrelationId(1));
+    let shard = shard(name, generation);
+    [
+        Message::Records(Records {
+            correlation,
+            log,
+            shard: shard.clone(),
+            first_offset: Offset(0),
+            checksum: payloads.batch_checksum(),
+            payloads: payloads.clone(),
+        }),
+        Message::Bootstrap(Bootstrap {
+            correlation,
+            log,
+            shard: shard.clone(),
+            base_offset,
+        }),
+        Message::Rebuild(Rebuild {
+            correlation,
+            shard,
+            log,
+            base_offset,
+        }),
+    ]
 }
 
 /// Gives shard 0 of a stream another leader and generation in the catalog file.

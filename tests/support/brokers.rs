@@ -27,13 +27,9 @@ pub fn scratch() -> TempDir {
 
 /// Flags that keep a broker small: it starts in a fraction of a second.
 pub fn small() -> Vec<String> {
-    [
-        "--segment-bytes=4194304",
-        "--prewritten-segments=1",
-        "--reserve-bytes=0",
-    ]
-    .map(String::from)
-    .to_vec()
+    ["--prewritten-segments=1", "--reserve-bytes=0"]
+        .map(String::from)
+        .to_vec()
 }
 
 /// Brokers and the directory they live in.
@@ -47,6 +43,7 @@ impl Brokers {
     pub fn spec(dir: &TempDir, nodes: usize) -> ClusterSpec {
         let mut spec = ClusterSpec::new(dir.path(), nodes, BrokerProgram::serve_of(BROKER));
         spec.extra_args = small();
+        spec.env = vec![("FELIX_SEGMENT_BYTES".into(), "4194304".into())];
         spec.streams = vec![
             ShardedSpec::new(FIRST, 1).led_by(&[0]),
             ShardedSpec::new(SECOND, 1).led_by(&[nodes.min(2) - 1]),

@@ -24,13 +24,12 @@ pub struct ScriptedOwner {
     connections: Arc<Mutex<Vec<quinn::Connection>>>,
     /// Handshakes that got as far as a connection attempt.
     pub attempts: Arc<AtomicU64>,
-    endpoint: quinn::Endpoint,
+    _endpoint: quinn::Endpoint,
 }
 
 /// A forwarded publish that waits for its answer.
 pub struct Request {
     pub publish: ForwardPublish,
-    pub conn: quinn::Connection,
     send: Arc<tokio::sync::Mutex<quinn::SendStream>>,
 }
 
@@ -50,7 +49,7 @@ impl ScriptedOwner {
             requests,
             connections: Arc::default(),
             attempts: Arc::default(),
-            endpoint: endpoint.clone(),
+            _endpoint: endpoint.clone(),
         };
         let (connections, attempts) = (owner.connections.clone(), owner.attempts.clone());
         let greets = greets.to_string();
@@ -63,7 +62,7 @@ impl ScriptedOwner {
                     let Ok(conn) = incoming.await else { return };
                     connections.lock().expect("no panic").push(conn.clone());
                     while let Ok((send, recv)) = conn.accept_bi().await {
-                        let task = serve(conn.clone(), send, recv, sender.clone(), greets.clone());
+                        let task = serve(send, recv, sender.clone(), greets.clone());
                         tokio::spawn(task);
                     }
                 });
@@ -89,15 +88,9 @@ impl ScriptedOwner {
             conn.close(0u32.into(), b"scripted");
         }
     }
-
-    /// Stops listening; peers are told nothing.
-    pub fn stop(&self) {
-        self.endpoint.close(0u32.into(), b"scripted");
-    }
 }
 
 async fn serve(
-    conn: quinn::Connection,
     send: quinn::SendStream,
     mut recv: quinn::RecvStream,
     sender: mpsc::UnboundedSender<Request>,
@@ -122,7 +115,6 @@ async fn serve(
                 Message::ForwardPublish(publish) => {
                     let request = Request {
                         publish,
-                        conn: conn.clone(),
                         send: send.clone(),
                     };
                     if sender.send(request).is_err() {

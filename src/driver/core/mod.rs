@@ -15,6 +15,7 @@ mod client;
 mod forward;
 mod link;
 mod message;
+mod peer_replication;
 mod peer_server;
 mod reads;
 mod report;

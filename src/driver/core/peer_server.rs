@@ -219,6 +219,10 @@ impl Core {
                 detail,
             } => {
                 self.count_peer_refusal(code);
+                self.metrics.frames_refused.inc(match code {
+                    PeerCode::UnsupportedKind => FrameFault::PeerUnknownKind,
+                    _ => FrameFault::PeerBody,
+                });
                 let answer = refusal(Kind::Hello, correlation, code, Offset(0), detail);
                 self.answer_peer(conn, stream, &answer);
             }
@@ -288,14 +292,14 @@ impl Core {
         match message {
             Message::ForwardPublish(publish) => self.on_forwarded_publish(conn, stream, publish),
             Message::CacheOp(op) => self.on_forwarded_cache_op(conn, stream, op),
-            Message::Records(m) => {
-                self.refuse_replication(conn, stream, Kind::records(m.log), m.correlation);
-            }
+            Message::Records(m) => self.on_records(conn, stream, &m),
             Message::Bootstrap(m) => {
-                self.refuse_replication(conn, stream, Kind::bootstrap(m.log), m.correlation);
+                let asked = (m.log, &m.shard, Kind::bootstrap(m.log));
+                self.on_replication(conn, stream, m.correlation, asked, true);
             }
             Message::Rebuild(m) => {
-                self.refuse_replication(conn, stream, Kind::ReplicateRebuild, m.correlation);
+                let asked = (m.log, &m.shard, Kind::ReplicateRebuild);
+                self.on_replication(conn, stream, m.correlation, asked, true);
             }
             // The greeting was handled before; answers never arrive here.
             Message::Hello(_)
@@ -492,22 +496,17 @@ impl Core {
         })
     }
 
+    /// The name the peer greeted with.
+    pub(super) fn peer_name(&self, conn: ConnId) -> &str {
+        let peer = self.accepted_peers.get(&conn);
+        peer.and_then(|peer| peer.handshake.peer()).unwrap_or("")
+    }
+
     fn load(&self) -> Load {
         match self.is_draining {
             true => Load::Shedding,
             false => Load::Normal,
         }
-    }
-
-    fn refuse_replication(
-        &mut self,
-        conn: ConnId,
-        stream: StreamId,
-        kind: Kind,
-        correlation: CorrelationId,
-    ) {
-        let (code, detail) = crate::proto::ownership::REPLICATION_NOT_SERVED;
-        self.refuse_peer(conn, stream, kind, correlation, code, detail);
     }
 
     pub(super) fn answer_peer_append(
