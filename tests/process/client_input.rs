@@ -71,7 +71,7 @@ async fn frames_that_cannot_be_read_end_their_stream_only() {
         let before = brokers.metric(0, &name);
         let mut stream = client.stream(&token).await;
         stream.send(&bytes).await;
-        let (frames, end) = stream.answers.to_end().await;
+        let (frames, end) = stream.answers.read_to_end().await;
         assert_eq!(
             error_code(&frames).as_deref(),
             Some("invalid_request"),
@@ -86,7 +86,7 @@ async fn frames_that_cannot_be_read_end_their_stream_only() {
     let whole = publish_frame(1, FIRST, &[b"cut"]);
     stream.send(&whole[..whole.len() - 2]).await;
     stream.send.finish().expect("an open stream");
-    let (frames, _) = stream.answers.to_end().await;
+    let (frames, _) = stream.answers.read_to_end().await;
     assert!(
         !frames.iter().any(|f| matches!(f, ToClient::Ack(_))),
         "{frames:?}"
@@ -210,7 +210,7 @@ async fn strangers_are_told_so_and_nothing_more() {
     ] {
         let mut stream = client.open().await;
         stream.send(auth(tenant, token)).await;
-        let (frames, end) = stream.answers.to_end().await;
+        let (frames, end) = stream.answers.read_to_end().await;
         let code = error_code(&frames);
         assert_eq!(
             code.as_deref(),
@@ -229,7 +229,7 @@ async fn strangers_are_told_so_and_nothing_more() {
     ] {
         let mut stream = client.open().await;
         stream.send(&bytes).await;
-        let (frames, _) = stream.answers.to_end().await;
+        let (frames, _) = stream.answers.read_to_end().await;
         let accepted = frames
             .iter()
             .any(|f| matches!(f, ToClient::Ack(ack) if refused_ack(ack).is_none()));

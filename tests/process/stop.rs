@@ -243,7 +243,7 @@ async fn a_second_signal_cuts_and_says_what() {
     assert_eq!(status.code(), Some(1), "{exit}");
     let log = brokers.log(0);
     assert!(
-        log.contains("1 forwarded publishes without an answer"),
+        log.contains("1 forwarded requests without an answer"),
         "{log}"
     );
     assert!(!log.contains("panicked"), "{log}");
@@ -293,7 +293,7 @@ async fn the_deadline_cuts_as_a_second_signal_does() {
     assert_eq!(exit.status.expect("it ran").code(), Some(1), "{exit}");
     let log = brokers.log(0);
     assert!(
-        log.contains("3 forwarded publishes without an answer"),
+        log.contains("3 forwarded requests without an answer"),
         "{log}"
     );
 }

@@ -276,7 +276,7 @@ impl Answers {
     }
 
     /// The end of the stream; frames before it are given back.
-    pub async fn to_end(&mut self) -> (Vec<ToClient>, End) {
+    pub async fn read_to_end(&mut self) -> (Vec<ToClient>, End) {
         let mut frames = Vec::new();
         loop {
             match within(SOON, "the end of a stream", self.next()).await {
