@@ -108,3 +108,34 @@ fn a_warmed_up_core_does_not_spin() {
         "{warm:?} of CPU an append"
     );
 }
+
+/// A loop that turns for other reasons asks a quiet socket again and again. Each of those polls must
+/// leave nothing behind: a task's waker can be copied 32,767 times before the executor gives up.
+#[test]
+fn a_quiet_socket_may_be_asked_any_number_of_times() {
+    const POLLS: usize = 70_000;
+    let core = spawn_core(CoreSpec::new(6), || async {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("binds");
+        let addr = socket.local_addr().expect("has an address");
+        let mut ready = rt::ReadReady::new(&socket).expect("a datagram socket");
+        let mut polls = 0;
+        std::future::poll_fn(|cx| {
+            assert!(ready.poll_ready(cx).is_pending(), "nothing was sent yet");
+            polls += 1;
+            if polls == POLLS {
+                return std::task::Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            std::task::Poll::Pending
+        })
+        .await;
+        let sender = std::net::UdpSocket::bind("127.0.0.1:0").expect("binds");
+        sender.send_to(b"now", addr).expect("sends");
+        std::future::poll_fn(|cx| ready.poll_ready(cx))
+            .await
+            .expect("readable");
+        ready.ready_count()
+    })
+    .expect("starts");
+    assert_eq!(core.join().expect("no panic"), 1);
+}

@@ -3,24 +3,47 @@
 //! Duty: tell a core's loop that datagrams wait on a socket. It does not read them: quinn-udp does,
 //! many at a time with one system call.
 //!
-//! glommio has no public readiness, so this peeks one byte through the ring. Invariant: the pending
-//! peek is kept across turns of the loop; dropping it would queue a cancellation each turn.
+//! glommio has no public readiness, so this peeks one byte through the ring. Invariants:
+//! * the pending peek is kept across turns of the loop; dropping it would queue a cancellation each
+//!   turn;
+//! * the pending peek is polled only when it was woken. glommio keeps one more copy of the waker for
+//!   every poll of a pending operation, and a task's waker counts to 32,767 only: a loop that wakes
+//!   for other sockets while this one is quiet would end the process.
 
 use std::future::Future;
 use std::io;
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd};
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
 
+use atomic_waker::AtomicWaker;
 use glommio::net::UdpSocket;
 
 type Peek = Pin<Box<dyn Future<Output = io::Result<()>>>>;
+
+/// Stands between the peek and the task: remembers that the peek was woken, and wakes whoever
+/// polled last.
+#[derive(Default)]
+struct Relay {
+    is_woken: AtomicBool,
+    task: AtomicWaker,
+}
+
+impl Wake for Relay {
+    fn wake(self: Arc<Self>) {
+        self.is_woken.store(true, Ordering::Release);
+        self.task.wake();
+    }
+}
 
 /// Watches one UDP socket. Must be made and used on the core that uses the socket.
 pub struct ReadReady {
     socket: Rc<UdpSocket>,
     pending: Option<Peek>,
+    relay: Arc<Relay>,
     ready: u64,
     socket_errors: u64,
 }
@@ -42,6 +65,7 @@ impl ReadReady {
         Ok(Self {
             socket: Rc::new(socket),
             pending: None,
+            relay: Arc::default(),
             ready: 0,
             socket_errors: 0,
         })
@@ -54,10 +78,17 @@ impl ReadReady {
     /// When the ring cannot watch the socket at all. Errors that a datagram socket reports and
     /// clears (an unreachable peer, say) are readiness, counted, not errors here.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.relay.task.register(cx.waker());
+        let is_started = self.pending.is_some();
+        let is_woken = self.relay.is_woken.swap(false, Ordering::AcqRel);
+        if is_started && !is_woken {
+            return Poll::Pending;
+        }
         let pending = self
             .pending
             .get_or_insert_with(|| start_peek(self.socket.clone()));
-        let result = match pending.as_mut().poll(cx) {
+        let waker = Waker::from(self.relay.clone());
+        let result = match pending.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(result) => result,
         };
