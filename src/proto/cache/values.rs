@@ -137,6 +137,12 @@ impl CacheIndex {
         self.resident_bytes
     }
 
+    /// Places in the queues of values and expiries, outdated ones included: at most about three
+    /// for each that counts.
+    pub fn queue_places(&self) -> usize {
+        self.resident.len() + self.expiries.len()
+    }
+
     /// Whether the key has a durable entry, expired or not.
     pub fn contains(&self, key: &str) -> bool {
         self.entries.contains_key(key)
