@@ -208,6 +208,9 @@ impl Core {
                 };
                 if let Some(dialled) = link.conn.take_if(|dialled| dialled.epoch == epoch) {
                     self.link_conns.remove(&dialled.id);
+                    for stream in dialled.streams.iter().flatten() {
+                        self.link_streams.remove(&(dialled.id, stream.id));
+                    }
                     self.pump
                         .close(dialled.id, 0, reason.name().as_bytes(), self.now);
                     self.metrics.connections_closed.inc(ClosedBy::PeerIdle);

@@ -55,6 +55,9 @@ use slots::Slots;
 pub use message::{Control, LaneMsg};
 pub use turn::CoreEnd;
 
+/// Answers written to a stream and not taken by the other side, past which the stream is not read.
+const MAX_UNTAKEN_ANSWER_BYTES: usize = 1 << 20;
+
 /// What a core is told once, the same for all cores.
 #[derive(Debug, Clone)]
 pub struct Settings {

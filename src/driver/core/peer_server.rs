@@ -32,7 +32,7 @@ use super::append::AppendWaiter;
 use super::cache::CacheWaiter;
 use super::message::{AppendRefusal, AppendResult, CacheResult};
 use super::timers::Timer;
-use super::{peer_code, Core};
+use super::{peer_code, Core, MAX_UNTAKEN_ANSWER_BYTES};
 use crate::auth::{Action, Resource};
 use crate::driver::quic::{ConnId, ReadEnd, StreamId};
 
@@ -121,7 +121,9 @@ impl Core {
         let Some(state) = peer.streams.get_mut(&stream) else {
             return;
         };
-        if state.held.is_some() {
+        // Read on when the peer has taken its answers: `Drained` says so.
+        let is_deaf = self.pump.queued_bytes(conn, stream) > MAX_UNTAKEN_ANSWER_BYTES;
+        if is_deaf || state.held.is_some() {
             return;
         }
         let mut read_bytes = 0;

@@ -225,7 +225,10 @@ impl Core {
                 }
             }
             PumpEvent::Readable { conn, stream } => self.on_readable(conn, stream),
-            PumpEvent::Drained { conn, stream } => self.on_events_drained(conn, stream),
+            PumpEvent::Drained { conn, stream } => {
+                self.on_events_drained(conn, stream);
+                self.read_again.push((conn, stream));
+            }
             PumpEvent::StreamStopped { conn, stream, .. } => {
                 self.on_client_stream_stopped(conn, stream);
             }

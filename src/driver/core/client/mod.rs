@@ -32,7 +32,7 @@ use crate::wire::client::{
 };
 
 use super::timers::Timer;
-use super::Core;
+use super::{Core, MAX_UNTAKEN_ANSWER_BYTES};
 use crate::driver::quic::{ConnId, ReadEnd, StreamId};
 use auth::Identity;
 
@@ -152,6 +152,10 @@ impl Core {
             if !client.paused.contains(&stream) {
                 client.paused.push(stream);
             }
+            return;
+        }
+        // Read on when the client has taken its answers: `Drained` says so.
+        if self.pump.queued_bytes(conn, stream) > MAX_UNTAKEN_ANSWER_BYTES {
             return;
         }
         if !state.end_seen {
