@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod cache;
 mod certificates;
 mod client_input;
 mod dead_peer;

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 
 use felix_uring::ids::{CorrelationId, Generation, Offset};
 use felix_uring::wire::internal::{
-    decode_body, encode, ErrorCode, ForwardPublish, FrameReader, Hello, Message, NotLeader,
-    ReadEvent, Refusal, Text,
+    decode_body, encode, CacheOk, CacheOp, ErrorCode, ForwardPublish, FrameReader, Hello, Message,
+    NotLeader, ReadEvent, Refusal, Text,
 };
 use tokio::sync::mpsc;
 
@@ -21,6 +21,7 @@ use super::{within, SOON};
 /// The listener.
 pub struct ScriptedOwner {
     requests: mpsc::UnboundedReceiver<Request>,
+    cache_requests: mpsc::UnboundedReceiver<CacheRequest>,
     connections: Arc<Mutex<Vec<quinn::Connection>>>,
     /// Handshakes that got as far as a connection attempt.
     pub attempts: Arc<AtomicU64>,
@@ -31,6 +32,19 @@ pub struct ScriptedOwner {
 pub struct Request {
     pub publish: ForwardPublish,
     send: Arc<tokio::sync::Mutex<quinn::SendStream>>,
+}
+
+/// A forwarded cache operation that waits for its answer.
+pub struct CacheRequest {
+    pub op: CacheOp,
+    send: Arc<tokio::sync::Mutex<quinn::SendStream>>,
+}
+
+/// Where requests go.
+#[derive(Clone)]
+struct Senders {
+    publishes: mpsc::UnboundedSender<Request>,
+    cache: mpsc::UnboundedSender<CacheRequest>,
 }
 
 impl ScriptedOwner {
@@ -44,9 +58,12 @@ impl ScriptedOwner {
     pub fn start_as(brokers: &Brokers, index: usize, identity: &Identity, greets: &str) -> Self {
         let addr: SocketAddr = brokers.cluster.node(index).internal_addr();
         let endpoint = listen_as_peer(addr, identity, brokers.cluster.ca());
-        let (sender, requests) = mpsc::unbounded_channel();
+        let (publishes, requests) = mpsc::unbounded_channel();
+        let (cache, cache_requests) = mpsc::unbounded_channel();
+        let sender = Senders { publishes, cache };
         let owner = Self {
             requests,
+            cache_requests,
             connections: Arc::default(),
             attempts: Arc::default(),
             _endpoint: endpoint.clone(),
@@ -82,6 +99,17 @@ impl ScriptedOwner {
         self.requests.try_recv().ok()
     }
 
+    /// The next forwarded cache operation.
+    pub async fn next_cache(&mut self) -> CacheRequest {
+        let next = within(SOON, "a cache operation", self.cache_requests.recv());
+        next.await.expect("the listener lives")
+    }
+
+    /// A cache operation that may or may not have come.
+    pub fn try_next_cache(&mut self) -> Option<CacheRequest> {
+        self.cache_requests.try_recv().ok()
+    }
+
     /// Closes every connection at once.
     pub fn close_connections(&self) {
         for conn in self.connections.lock().expect("no panic").drain(..) {
@@ -93,7 +121,7 @@ impl ScriptedOwner {
 async fn serve(
     send: quinn::SendStream,
     mut recv: quinn::RecvStream,
-    sender: mpsc::UnboundedSender<Request>,
+    sender: Senders,
     greets: String,
 ) {
     let send = Arc::new(tokio::sync::Mutex::new(send));
@@ -117,7 +145,13 @@ async fn serve(
                         publish,
                         send: send.clone(),
                     };
-                    if sender.send(request).is_err() {
+                    if sender.publishes.send(request).is_err() {
+                        return;
+                    }
+                }
+                Message::CacheOp(op) => {
+                    let send = send.clone();
+                    if sender.cache.send(CacheRequest { op, send }).is_err() {
                         return;
                     }
                 }
@@ -129,6 +163,18 @@ async fn serve(
 
 fn bytes_of(message: &Message) -> bytes::Bytes {
     encode(message).expect("a frame")
+}
+
+impl CacheRequest {
+    /// Answers with a value, or without one.
+    pub async fn done(&self, value: Option<&'static [u8]>) {
+        let answer = Message::CacheOk(CacheOk {
+            correlation: self.op.correlation,
+            value: value.map(bytes::Bytes::from_static),
+        });
+        // The ingress broker may have given up on the connection; that is for the test to see.
+        let _ = self.send.lock().await.write_all(&bytes_of(&answer)).await;
+    }
 }
 
 impl Request {

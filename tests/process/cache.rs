@@ -1,101 +1,57 @@
 //! Caches and counters of real brokers: at the owner, through another broker, over restarts.
 
-use std::net::Ipv4Addr;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use felix_uring::cluster::{BrokerProgram, Cluster, ClusterSpec, ShardedSpec, NAMESPACE, TENANT};
-use felix_uring::tls::{crypto_provider, CLIENT_ALPN};
+use felix_uring::cluster::{ShardedSpec, NAMESPACE, TENANT};
+use felix_uring::ids::CorrelationId;
 use felix_uring::wire::client::messages::{
-    Auth, CacheDelete, CacheGet, CachePut, CounterAdd, CounterGet,
+    CacheDelete, CacheGet, CachePut, CounterAdd, CounterGet,
 };
-use felix_uring::wire::client::{
-    encode_message, Answer, Blob, FrameReader, ReadEvent, ReadLimits, RetryClass, ToClient,
-};
-use quinn::crypto::rustls::QuicClientConfig;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::CertificateDer;
-use rustls::RootCertStore;
-use tempfile::TempDir;
+use felix_uring::wire::client::{encode_message, Answer, Blob, RetryClass};
+use felix_uring::wire::internal::{CacheOp, CacheOpKind, Credential, ErrorCode, Message, Text};
+
+use crate::support::brokers::Brokers;
+use crate::support::client::{Client, Stream};
+use crate::support::dialler::{shard, PeerClient, PeerStream};
+use crate::support::owner::ScriptedOwner;
+use crate::support::SOON;
 
 /// One shard, led by node 0: node 1 forwards everything.
 const CACHE: &str = "first";
 /// Eight shards over both nodes and both of their cores.
 const WIDE: &str = "wide";
-const SOON: Duration = Duration::from_secs(20);
 
-struct Brokers {
-    cluster: Cluster,
-    _dir: TempDir,
-}
-
-impl Brokers {
-    fn start(cores: usize) -> Self {
-        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
-        let program = BrokerProgram::serve_of(env!("CARGO_BIN_EXE_felix-uring"));
-        let mut spec = ClusterSpec::new(dir.path(), 2, program);
+fn start(cores: usize) -> Brokers {
+    Brokers::start_with(2, |spec| {
         spec.cores_per_node = cores;
-        spec.extra_args = ["--prewritten-segments=1", "--reserve-bytes=0"]
-            .map(String::from)
-            .to_vec();
-        spec.env = vec![("FELIX_SEGMENT_BYTES".into(), "4194304".into())];
-        spec.caches = vec![
-            ShardedSpec::new(CACHE, 1).led_by(&[0]),
-            ShardedSpec::new(WIDE, 8).led_by(&[0, 1, 0, 1, 0, 1, 0, 1]),
-        ];
-        let cluster = Cluster::start(&spec).unwrap_or_else(|e| panic!("{e}"));
-        Self { cluster, _dir: dir }
-    }
-
-    /// A power cut of the process: nothing is flushed that was not flushed before.
-    fn kill_and_restart(&mut self, node: usize) {
-        let node = self.cluster.node_mut(node);
-        node.kill().unwrap_or_else(|e| panic!("{e}"));
-        node.start().unwrap_or_else(|e| panic!("{e}"));
-        node.wait_ready().unwrap_or_else(|e| panic!("{e}"));
-    }
-
-    fn metric(&self, node: usize, name: &str) -> f64 {
-        let text = self.cluster.node(node).metrics().expect("metrics");
-        let values = text.lines().filter_map(|line| {
-            let rest = line.strip_prefix(name)?;
-            let is_whole = rest.starts_with(' ') || rest.starts_with('{');
-            is_whole.then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
-        });
-        values.sum()
-    }
-
-    fn token(&self) -> String {
-        let token = self.cluster.token(Duration::from_secs(3600));
-        token.unwrap_or_else(|e| panic!("{e}"))
-    }
-
-    fn token_with(&self, perms: &[&str]) -> String {
-        let perms = perms.iter().map(|perm| perm.to_string()).collect();
-        let token = self.cluster.token_with(perms, Duration::from_secs(3600));
-        token.unwrap_or_else(|e| panic!("{e}"))
-    }
-
-    async fn client(&self, node: usize) -> Client {
-        self.client_of(node, &self.token()).await
-    }
-
-    async fn client_of(&self, node: usize, token: &str) -> Client {
-        let addr = self.cluster.node(node).client_addr();
-        let ca: PathBuf = self.cluster.ca().to_owned();
-        Client::connect(addr, ca, token).await
-    }
+        spec.caches = caches();
+    })
 }
 
-/// One authenticated stream of one connection.
-struct Client {
-    _endpoint: quinn::Endpoint,
-    _conn: quinn::Connection,
-    send: quinn::SendStream,
-    recv: quinn::RecvStream,
-    reader: FrameReader,
+fn caches() -> Vec<ShardedSpec> {
+    vec![
+        ShardedSpec::new(CACHE, 1).led_by(&[0]),
+        ShardedSpec::new(WIDE, 8).led_by(&[0, 1, 0, 1, 0, 1, 0, 1]),
+    ]
+}
+
+/// A power cut of the process: nothing is flushed that was not flushed before.
+fn kill_and_restart(brokers: &mut Brokers, node: usize) {
+    let killed = brokers.cluster.node_mut(node).kill();
+    killed.unwrap_or_else(|e| panic!("{e}"));
+    brokers.start_node(node);
+}
+
+fn token_with(brokers: &Brokers, perms: &[&str]) -> String {
+    brokers.token_of(|claims| claims.perms = perms.iter().map(|perm| perm.to_string()).collect())
+}
+
+/// One stream of cache requests.
+struct CacheClient {
+    _client: Client,
+    stream: Stream,
     next_request: u64,
     cache: &'static str,
 }
@@ -103,67 +59,28 @@ struct Client {
 /// A refusal's code and class.
 type Refused = (String, RetryClass);
 
-impl Client {
-    async fn connect(addr: std::net::SocketAddr, ca: PathBuf, token: &str) -> Self {
-        let mut roots = RootCertStore::empty();
-        for cert in CertificateDer::pem_file_iter(ca).expect("the CA file") {
-            roots.add(cert.expect("a certificate")).expect("a root");
-        }
-        let mut tls = rustls::ClientConfig::builder_with_provider(crypto_provider())
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .expect("TLS 1.3")
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        tls.alpn_protocols = vec![CLIENT_ALPN.to_vec()];
-        let quic = QuicClientConfig::try_from(tls).expect("a QUIC configuration");
-        let mut endpoint =
-            quinn::Endpoint::client((Ipv4Addr::LOCALHOST, 0).into()).expect("a socket");
-        endpoint.set_default_client_config(quinn::ClientConfig::new(Arc::new(quic)));
-        let connecting = endpoint.connect(addr, "localhost").expect("a name");
-        let conn = within("a connection", connecting).await.expect("connected");
-        let (send, recv) = conn.open_bi().await.expect("a stream");
-        let mut client = Self {
-            _endpoint: endpoint,
-            _conn: conn,
-            send,
-            recv,
-            reader: FrameReader::new(ReadLimits::AUTHENTICATED),
+impl CacheClient {
+    async fn connect(brokers: &Brokers, node: usize) -> Self {
+        Self::connect_with(brokers, node, &brokers.token()).await
+    }
+
+    async fn connect_with(brokers: &Brokers, node: usize, token: &str) -> Self {
+        let client = Client::connect(brokers, node).await;
+        let stream = client.stream(token).await;
+        Self {
+            _client: client,
+            stream,
             next_request: 1,
             cache: CACHE,
-        };
-        let auth = Auth {
-            tenant_id: TENANT.into(),
-            token: token.into(),
-            client_flags: Some(0x1fff),
-            client_features: Some(u32::MAX),
-            client_features_hi: Some(0xf),
-        };
-        client.write(encode_message(&auth).expect("a frame")).await;
-        match client.answer().await {
-            Answer::AuthOk(_) => client,
-            other => panic!("not authenticated: {other:?}"),
         }
     }
 
     async fn write(&mut self, frame: Bytes) {
-        self.send.write_all(&frame).await.expect("written");
+        self.stream.send(frame).await;
     }
 
     async fn answer(&mut self) -> Answer {
-        loop {
-            if let Some(event) = self.reader.next() {
-                let ReadEvent::Frame(frame) = event else {
-                    panic!("the broker sent {event:?}");
-                };
-                match ToClient::decode(frame).expect("a frame of the protocol") {
-                    ToClient::Answer(answer) => return answer,
-                    other => panic!("not an answer: {other:?}"),
-                }
-            }
-            let chunk = within("an answer", self.recv.read_chunk(1 << 20, true)).await;
-            let chunk = chunk.expect("the connection holds").expect("not the end");
-            self.reader.push(chunk.bytes);
-        }
+        self.stream.answers.answer().await
     }
 
     fn id(&mut self) -> u64 {
@@ -309,24 +226,17 @@ fn refused(code: &str, class: RetryClass) -> Refused {
     (code.to_string(), class)
 }
 
-async fn within<T>(what: &str, future: impl std::future::Future<Output = T>) -> T {
-    match tokio::time::timeout(SOON, future).await {
-        Ok(value) => value,
-        Err(_) => panic!("{what} did not come within {SOON:?}"),
-    }
-}
-
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_owner_and_every_other_broker_answer_alike() {
-    let brokers = Brokers::start(1);
+    let brokers = start(1);
     for node in [0, 1] {
-        let mut client = brokers.client(node).await;
+        let mut client = CacheClient::connect(&brokers, node).await;
         assert_eq!(client.get("k").await, None);
         assert_eq!(client.delete("k").await, None);
         client.put("k", b"one").await;
         assert_eq!(client.get("k").await.as_deref(), Some(&b"one"[..]));
         // What one broker stored the other one finds.
-        let mut other = brokers.client(1 - node).await;
+        let mut other = CacheClient::connect(&brokers, 1 - node).await;
         assert_eq!(other.get("k").await.as_deref(), Some(&b"one"[..]));
         other.put("k", b"").await;
         assert_eq!(
@@ -357,14 +267,14 @@ async fn the_owner_and_every_other_broker_answer_alike() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refusals_say_what_happened_and_cost_nothing_else() {
-    let brokers = Brokers::start(1);
+    let brokers = start(1);
     let long = "x".repeat(1024);
-    let mut owner = brokers.client(0).await;
+    let mut owner = CacheClient::connect(&brokers, 0).await;
     owner.put(&long, b"long").await;
     assert_eq!(owner.get(&long).await.as_deref(), Some(&b"long"[..]));
-    let mut other = brokers.client(1).await;
+    let mut other = CacheClient::connect(&brokers, 1).await;
     let too_long = refused("limit_exceeded", RetryClass::Fatal);
     assert_eq!(
         other.put_for(&long, b"v", None).await,
@@ -389,8 +299,8 @@ async fn refusals_say_what_happened_and_cost_nothing_else() {
 
     let forbidden = || Err(refused("forbidden", RetryClass::Fatal));
     for node in [0, 1] {
-        let token = brokers.token_with(&["cache.read:cache:t1/*"]);
-        let mut reader = brokers.client_of(node, &token).await;
+        let token = token_with(&brokers, &["cache.read:cache:t1/*"]);
+        let mut reader = CacheClient::connect_with(&brokers, node, &token).await;
         assert_eq!(reader.put_for("k", b"v", None).await, forbidden());
         assert_eq!(
             reader.try_add("k", 1).await.map(Some),
@@ -398,8 +308,8 @@ async fn refusals_say_what_happened_and_cost_nothing_else() {
         );
         assert_eq!(reader.try_delete("k").await, forbidden().map(|()| None));
         assert_eq!(reader.get("k").await, None);
-        let token = brokers.token_with(&["cache.write:cache:t1/*"]);
-        let mut writer = brokers.client_of(node, &token).await;
+        let token = token_with(&brokers, &["cache.write:cache:t1/*"]);
+        let mut writer = CacheClient::connect_with(&brokers, node, &token).await;
         assert_eq!(writer.try_get("k").await, forbidden().map(|()| None));
         writer.cache = "no-such-cache";
         let missing = Err(refused("not_found", RetryClass::RetryAfter));
@@ -407,10 +317,10 @@ async fn refusals_say_what_happened_and_cost_nothing_else() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_time_to_live_holds_from_every_broker_and_over_a_restart() {
-    let mut brokers = Brokers::start(1);
-    let mut other = brokers.client(1).await;
+    let mut brokers = start(1);
+    let mut other = CacheClient::connect(&brokers, 1).await;
     other
         .put_for("short", b"v", Some(1_500))
         .await
@@ -426,34 +336,37 @@ async fn a_time_to_live_holds_from_every_broker_and_over_a_restart() {
     other.put("cleared", b"2").await;
     assert!(other.get("short").await.is_some());
     tokio::time::sleep(Duration::from_millis(1_600)).await;
-    let mut owner = brokers.client(0).await;
+    let mut owner = CacheClient::connect(&brokers, 0).await;
     for client in [&mut owner, &mut other] {
         assert_eq!(client.get("short").await, None);
         assert_eq!(client.delete("short").await, None, "expired is not there");
         assert_eq!(client.get("max").await.as_deref(), Some(&b"m"[..]));
         assert_eq!(client.get("cleared").await.as_deref(), Some(&b"2"[..]));
     }
-    brokers.kill_and_restart(0);
-    let mut owner = brokers.client(0).await;
+    kill_and_restart(&mut brokers, 0);
+    let mut owner = CacheClient::connect(&brokers, 0).await;
     assert_eq!(owner.get("short").await, None);
     assert_eq!(owner.get("max").await.as_deref(), Some(&b"m"[..]));
     // Its delete is written within seconds, and its memory is free.
-    let deadline = std::time::Instant::now() + SOON;
+    let deadline = Instant::now() + SOON;
     while brokers.metric(0, "felix_cache_keys") > 2.0 {
-        assert!(std::time::Instant::now() < deadline, "an expired key stays");
+        assert!(Instant::now() < deadline, "an expired key stays");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_answered_write_survives_a_kill_of_the_owner() {
-    let mut brokers = Brokers::start(2);
-    let mut clients = [brokers.client(0).await, brokers.client(1).await];
+    let mut brokers = start(2);
+    let mut clients = [
+        CacheClient::connect(&brokers, 0).await,
+        CacheClient::connect(&brokers, 1).await,
+    ];
     let key = |n: usize| format!("key-{n}");
     for (at, client) in clients.iter_mut().enumerate() {
         client.cache = WIDE;
         // Many at once: answers come back as the owners have them, errors would show.
-        let mut waiting = std::collections::BTreeSet::new();
+        let mut waiting = BTreeSet::new();
         for n in (at * 100)..(at * 100 + 60) {
             waiting.insert(client.start_put(&key(n), key(n).as_bytes(), None).await);
         }
@@ -470,10 +383,10 @@ async fn every_answered_write_survives_a_kill_of_the_owner() {
     }
     drop(clients);
     for node in [0, 1] {
-        brokers.kill_and_restart(node);
+        kill_and_restart(&mut brokers, node);
     }
     for node in [1, 0] {
-        let mut client = brokers.client(node).await;
+        let mut client = CacheClient::connect(&brokers, node).await;
         client.cache = WIDE;
         for n in (0..60).chain(100..160) {
             let is_deleted = n % 100 < 20;
@@ -493,7 +406,7 @@ async fn every_answered_write_survives_a_kill_of_the_owner() {
             assert_eq!(client.sum(&key(n)).await, sum, "{n} through node {node}");
         }
     }
-    let mut client = brokers.client(0).await;
+    let mut client = CacheClient::connect(&brokers, 0).await;
     client.cache = WIDE;
     assert_eq!(client.add(&key(0), 1).await, -49, "a sum goes on");
     assert!(brokers.metric(0, "felix_lane_messages_sent_total") > 0.0);
@@ -501,10 +414,10 @@ async fn every_answered_write_survives_a_kill_of_the_owner() {
 }
 
 /// More than memory keeps: old values come from the log, for gets and for deletes.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn values_that_left_memory_are_read_from_the_log() {
-    let brokers = Brokers::start(1);
-    let mut client = brokers.client(0).await;
+    let brokers = start(1);
+    let mut client = CacheClient::connect(&brokers, 0).await;
     let value = |n: u8| vec![n; 1 << 20];
     for n in 0..72 {
         client.put(&format!("big-{n}"), &value(n)).await;
@@ -515,7 +428,7 @@ async fn values_that_left_memory_are_read_from_the_log() {
         "{held} bytes of values in memory"
     );
     assert_eq!(brokers.metric(0, "felix_cache_value_reads_total"), 0.0);
-    let mut other = brokers.client(1).await;
+    let mut other = CacheClient::connect(&brokers, 1).await;
     assert_eq!(client.get("big-0").await, Some(value(0)));
     assert_eq!(other.get("big-1").await, Some(value(1)));
     assert_eq!(client.delete("big-2").await, Some(value(2)));
@@ -523,4 +436,160 @@ async fn values_that_left_memory_are_read_from_the_log() {
     assert_eq!(client.get("big-71").await, Some(value(71)));
     assert!(brokers.metric(0, "felix_cache_value_reads_total") >= 3.0);
     assert_eq!(client.get("big-0").await, Some(value(0)), "back in memory");
+}
+
+fn cache_op(op: CacheOpKind, key: &str, value: &[u8], token: Option<&str>) -> Message {
+    Message::CacheOp(CacheOp {
+        correlation: CorrelationId(7),
+        shard: shard(CACHE, 1),
+        op,
+        key: Text::shortened(key),
+        ttl_ms: 0,
+        value: Bytes::copy_from_slice(value),
+        credential: token.map(|token| Credential::new(token).expect("a credential")),
+    })
+}
+
+/// The value field of a success; a refusal fails the test.
+async fn value_of(peer: &mut PeerStream, request: &Message) -> Option<Bytes> {
+    match peer.ask(request).await {
+        Message::CacheOk(ok) => ok.value,
+        other => panic!("{request:?}: {other:?}"),
+    }
+}
+
+/// What a broker of another make sees of an owner.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_answers_forwarded_operations_as_the_protocol_says() {
+    let mut brokers = start(1);
+    let reader = token_with(&brokers, &["cache.read:cache:t1/*"]);
+    let writer = token_with(&brokers, &["cache.write:cache:t1/*"]);
+    let conn = PeerClient::connect(&brokers, 1, 0).await;
+    let mut peer = conn.greeted("node-2").await;
+    let (w, r) = (Some(writer.as_str()), Some(reader.as_str()));
+    let delta = 5i64.to_be_bytes();
+    for (request, code) in [
+        (
+            cache_op(CacheOpKind::Put, "k", b"v", r),
+            ErrorCode::Unauthorized,
+        ),
+        (
+            cache_op(CacheOpKind::Delete, "k", b"", r),
+            ErrorCode::Unauthorized,
+        ),
+        (
+            cache_op(CacheOpKind::CounterAdd, "k", &delta, r),
+            ErrorCode::Unauthorized,
+        ),
+        (
+            cache_op(CacheOpKind::Get, "k", b"", w),
+            ErrorCode::Unauthorized,
+        ),
+        (
+            cache_op(CacheOpKind::CounterGet, "k", b"", w),
+            ErrorCode::Unauthorized,
+        ),
+        (
+            cache_op(CacheOpKind::Get, "k", b"", None),
+            ErrorCode::Unauthorized,
+        ),
+        (
+            cache_op(CacheOpKind::CounterAdd, "k", &delta[1..], w),
+            ErrorCode::Malformed,
+        ),
+    ] {
+        let answer = peer.ask(&request).await;
+        assert_eq!(answer.error_code(), Some(code), "{request:?}");
+        assert!(matches!(answer, Message::CacheError(_)), "in its own shape");
+    }
+    assert_eq!(brokers.metric(0, "felix_storage_records_total"), 0.0);
+
+    let get = cache_op(CacheOpKind::Get, "k", b"", r);
+    assert_eq!(value_of(&mut peer, &get).await, None);
+    let put = cache_op(CacheOpKind::Put, "k", b"v", w);
+    assert_eq!(
+        value_of(&mut peer, &put).await,
+        None,
+        "a put carries no value"
+    );
+    assert_eq!(value_of(&mut peer, &get).await.as_deref(), Some(&b"v"[..]));
+    let put = cache_op(CacheOpKind::Put, "k", b"", w);
+    assert_eq!(value_of(&mut peer, &put).await, None);
+    assert_eq!(value_of(&mut peer, &get).await.as_deref(), Some(&b""[..]));
+    let delete = cache_op(CacheOpKind::Delete, "k", b"", w);
+    assert_eq!(
+        value_of(&mut peer, &delete).await.as_deref(),
+        Some(&b""[..])
+    );
+    assert_eq!(value_of(&mut peer, &delete).await, None);
+
+    let sum = cache_op(CacheOpKind::CounterGet, "k", b"", r);
+    assert_eq!(value_of(&mut peer, &sum).await, None, "never written");
+    let add = cache_op(CacheOpKind::CounterAdd, "k", &(-2i64).to_be_bytes(), w);
+    let expected = (-2i64).to_be_bytes();
+    assert_eq!(
+        value_of(&mut peer, &add).await.as_deref(),
+        Some(&expected[..])
+    );
+    assert_eq!(
+        value_of(&mut peer, &sum).await.as_deref(),
+        Some(&expected[..])
+    );
+    let down = cache_op(CacheOpKind::CounterAdd, "k", &i64::MIN.to_be_bytes(), w);
+    assert_eq!(peer.refused(&down).await, ErrorCode::Malformed);
+    assert_eq!(
+        value_of(&mut peer, &sum).await.as_deref(),
+        Some(&expected[..])
+    );
+    brokers.assert_alive(0);
+}
+
+/// After a lost answer a read or a delete is asked again; a put or an add never is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_may_be_sent_again_is_and_nothing_else() {
+    let mut brokers = Brokers::prepare_with(2, |spec| spec.caches = caches());
+    brokers.start_node(1);
+    let mut owner = ScriptedOwner::start(&brokers, 0);
+    let mut client = CacheClient::connect(&brokers, 1).await;
+    let unknown = || refused("unacknowledged", RetryClass::OutcomeUnknown);
+
+    let asked = tokio::spawn(async move {
+        let got = client.try_get("k").await;
+        (client, got)
+    });
+    let first = owner.next_cache().await;
+    assert_eq!(
+        (first.op.op, first.op.key.as_str()),
+        (CacheOpKind::Get, "k")
+    );
+    owner.close_connections();
+    let again = owner.next_cache().await;
+    assert_eq!(again.op.op, CacheOpKind::Get);
+    again.done(Some(b"v")).await;
+    let (mut client, got) = asked.await.expect("no panic");
+    assert_eq!(got, Ok(Some(b"v".to_vec())));
+
+    let asked = tokio::spawn(async move {
+        let put = client.put_for("k", b"v", Some(250)).await;
+        let added = client.try_add("k", 3).await;
+        (client, put, added)
+    });
+    let put = owner.next_cache().await;
+    assert_eq!((put.op.op, put.op.ttl_ms), (CacheOpKind::Put, 250));
+    assert_eq!(put.op.value.as_ref(), b"v");
+    owner.close_connections();
+    let add = owner.next_cache().await;
+    assert_eq!(add.op.op, CacheOpKind::CounterAdd, "the put came again");
+    assert_eq!(add.op.value.as_ref(), 3i64.to_be_bytes());
+    owner.close_connections();
+    let (mut client, put, added) = asked.await.expect("no panic");
+    assert_eq!(put, Err(unknown()));
+    assert_eq!(added, Err(unknown()));
+
+    // An answer that makes no sense for the operation proves nothing about it.
+    let asked = tokio::spawn(async move { client.try_add("k", 3).await });
+    owner.next_cache().await.done(Some(b"short")).await;
+    let senseless = refused("internal", RetryClass::OutcomeUnknown);
+    assert_eq!(asked.await.expect("no panic"), Err(senseless));
+    assert!(owner.try_next_cache().is_none());
 }
