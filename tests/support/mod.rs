@@ -5,6 +5,7 @@
 //! come from the library. Nothing here knows what a test is about.
 
 pub mod brokers;
+pub mod cache_client;
 pub mod client;
 pub mod command;
 pub mod dialler;
