@@ -144,7 +144,7 @@ pub const SETTINGS: &[Setting] = &[
         "How a commit reaches stable storage: O_DSYNC writes, or a write and fdatasync"),
     setting(STORAGE, "max-queued-bytes", Whole(MIB, 16 * GIB), Default("67108864"),
         "Bytes a core may hold that are not on disk yet; beyond it publishes are refused as overloaded"),
-    setting(STORAGE, "prewritten-segments", Whole(0, 64), Default("2"),
+    setting(STORAGE, "prewritten-segments", Whole(0, 64), Default("4"),
         "Segments a core keeps zeroed in advance: writing into them is twice as fast"),
     setting(STORAGE, "recent-bytes", Whole(0, 64 * GIB), Default("67108864"),
         "Bytes of recent records a core keeps in memory for readers"),

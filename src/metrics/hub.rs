@@ -297,8 +297,8 @@ mod tests {
         b.longest_turn_us.set(9);
         a.storage_queued_bytes.set(11);
         b.storage_queued_bytes.set(13);
-        a.commit_us.record_us(60);
-        b.commit_us.record_many_us(900, 3);
+        a.publish_ack_us.record_us(60);
+        b.publish_ack_us.record_many_us(900, 3);
         hub.control().catalog_reloads.add_shared(5);
         hub
     }
@@ -327,13 +327,13 @@ mod tests {
             "felix_storage_free_bytes 90",
             "felix_storage_queued_bytes{core=\"0\"} 11",
             "felix_storage_queued_bytes{core=\"1\"} 13",
-            "# TYPE felix_storage_commit_seconds histogram",
-            "felix_storage_commit_seconds_bucket{le=\"0.00005\"} 0",
-            "felix_storage_commit_seconds_bucket{le=\"0.0001\"} 1",
-            "felix_storage_commit_seconds_bucket{le=\"0.001\"} 4",
-            "felix_storage_commit_seconds_bucket{le=\"+Inf\"} 4",
-            "felix_storage_commit_seconds_sum 0.00276",
-            "felix_storage_commit_seconds_count 4",
+            "# TYPE felix_publish_ack_seconds histogram",
+            "felix_publish_ack_seconds_bucket{le=\"0.00005\"} 0",
+            "felix_publish_ack_seconds_bucket{le=\"0.0001\"} 1",
+            "felix_publish_ack_seconds_bucket{le=\"0.001\"} 4",
+            "felix_publish_ack_seconds_bucket{le=\"+Inf\"} 4",
+            "felix_publish_ack_seconds_sum 0.00276",
+            "felix_publish_ack_seconds_count 4",
             "felix_catalog_reloads_total 5",
         ] {
             assert!(
@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     fn quantiles_name_a_bucket() {
-        let h = &hub().histograms()["commit_us"];
+        let h = &hub().histograms()["publish_ack_us"];
         assert_eq!(h.quantile_bound_us(0.25), Some(100));
         assert_eq!(h.quantile_bound_us(0.5), Some(1_000));
         let empty = HistogramTotals {

@@ -139,6 +139,9 @@ metrics! {
         counter storage_flush_failures "storage_flush_failures_total" "Writes or flushes that failed; each halts its log.";
         counter storage_refused_overload "storage_refused_overload_total" "Appends refused because the write queue was full.";
         counter storage_refused_disk_full "storage_refused_disk_full_total" "Appends refused because the disk is full.";
+        counter storage_segment_waits "storage_segment_waits_total" "Commits that had to wait for a segment to be prepared.";
+        counter storage_commit_us_sum "storage_commit_duration_microseconds_total" "Microseconds between write and durability, summed over commits.";
+        gauge_max storage_commit_us_max "storage_commit_longest_microseconds" "Longest of those since the start.";
         counter storage_reads "storage_reads_total" "Reads that had to go to the disk.";
         gauge_per_core storage_queued_bytes "storage_queued_bytes" "Bytes waiting for a commit.";
         gauge_min storage_free_bytes "storage_free_bytes" "Free bytes of the data directory's file system.";
@@ -152,20 +155,17 @@ metrics! {
         counter udp_send_errors "udp_send_errors_total" "Sends that failed for another reason than a full buffer.";
         counter udp_receive_errors "udp_receive_errors_total" "Receives that failed.";
         gauge_max udp_gso_off "udp_segmentation_off" "1 when segmentation offload had to be switched off.";
-        counter quic_lost_packets "quic_lost_packets_total" "Packets the transport declared lost.";
 
         gauge subscriptions "subscriptions" "Subscriptions open now.";
         counter subscriptions_opened "subscriptions_opened_total" "Subscriptions accepted.";
         family subscriptions_ended(SubscriberEnd) "subscriptions_ended_total" "Subscriptions that ended, by reason.";
         counter delivered_records "delivered_records_total" "Records written to subscribers.";
         counter delivered_bytes "delivered_bytes_total" "Payload bytes written to subscribers.";
-        counter slow_subscriber_ends "slow_subscriber_ends_total" "Subscriptions ended because they fell too far behind.";
 
         counter internal_faults "internal_faults_total" "Broken assumptions of this broker, each logged once.";
 
         histogram publish_ack_us "publish_ack_seconds" "From a publish batch read to its answer written.";
         histogram forward_round_trip_us "forward_round_trip_seconds" "From a forward written to its answer read.";
-        histogram commit_us "storage_commit_seconds" "From a group commit started to durable.";
     }
 }
 

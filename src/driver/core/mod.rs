@@ -107,7 +107,14 @@ pub struct CoreParts {
 
 struct Endpoints {
     client: EndpointId,
+    internal: EndpointId,
     dial: EndpointId,
+}
+
+impl Endpoints {
+    fn all(&self) -> [EndpointId; 3] {
+        [self.client, self.internal, self.dial]
+    }
 }
 
 /// One core.
@@ -190,7 +197,7 @@ impl Core {
             max_handshakes: 1024,
         })?;
         let tls = ServerTls::Strict(Arc::clone(parts.peer_tls.server_config()));
-        pump.add_endpoint(EndpointSpec {
+        let internal = pump.add_endpoint(EndpointSpec {
             role: 1,
             io: Box::new(UdpIo::new(parts.internal_socket)?),
             server: Some(ServerSetup {
@@ -221,7 +228,11 @@ impl Core {
             mono: MonoTime::ZERO,
             wall_us: wall_us(),
             pump,
-            endpoints: Endpoints { client, dial },
+            endpoints: Endpoints {
+                client,
+                internal,
+                dial,
+            },
             storage,
             signal,
             routes: Arc::new(routes),

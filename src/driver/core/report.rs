@@ -38,6 +38,7 @@ impl Core {
         m.client_connections.set(self.clients.len() as u64);
         m.peer_connections
             .set((self.accepted_peers.len() + self.link_conns.len()) as u64);
+        self.copy_transport_totals();
         let stats = self.storage.stats();
         let commits = &stats.machine;
         m.storage_commits.set_total(commits.commits);
@@ -50,10 +51,40 @@ impl Core {
             .set_total(commits.refused_overloaded);
         m.storage_refused_disk_full
             .set_total(commits.refused_disk_full);
+        m.storage_segment_waits.set_total(commits.segment_waits);
+        m.storage_commit_us_sum.set_total(commits.commit_us_sum);
+        m.storage_commit_us_max.set(commits.commit_us_max);
         m.storage_reads.set_total(stats.reads);
         m.storage_failed_logs.set(stats.failed_logs.len() as u64);
         m.storage_queued_bytes.set(stats.queued_bytes);
         m.storage_free_bytes.set(stats.free_bytes);
+    }
+
+    fn copy_transport_totals(&self) {
+        let m = &self.metrics;
+        let received = self.pump.counters();
+        m.udp_datagrams_in.set_total(received.received_datagrams);
+        m.udp_bytes_in.set_total(received.received_bytes);
+        m.udp_receive_errors.set_total(received.receive_errors);
+        let mut calls = [0; 4];
+        let mut is_batching_off = false;
+        for endpoint in self.endpoints.all() {
+            let sent = self.pump.send_counters(endpoint);
+            for (sum, value) in
+                calls
+                    .iter_mut()
+                    .zip([sent.calls, sent.datagrams, sent.bytes, sent.errors()])
+            {
+                *sum += value;
+            }
+            is_batching_off |= sent.batching_off;
+        }
+        let [sends, datagrams, bytes, errors] = calls;
+        m.udp_sends.set_total(sends);
+        m.udp_datagrams_out.set_total(datagrams);
+        m.udp_bytes_out.set_total(bytes);
+        m.udp_send_errors.set_total(errors);
+        m.udp_gso_off.set(u64::from(is_batching_off));
     }
 
     fn shard_snapshots(&self) -> Vec<ShardSnapshot> {

@@ -8,7 +8,7 @@ use crate::auth::{Action, Resource};
 use crate::catalog::{RouteTable, ShardRoute};
 use crate::ids::ShardId;
 use crate::limits::MAX_RECORD_BYTES;
-use crate::metrics::{AckOutcome, ClientCode};
+use crate::metrics::{AckOutcome, ClientCode, UnackedDrop};
 use crate::proto::client_code::{
     invalid, of_append_failure, of_indeterminate, of_refused, of_route_refusal, AppendFailure,
 };
@@ -35,6 +35,8 @@ pub(in crate::driver::core) struct ClientPublish {
     stream: StreamId,
     owed: OwedId,
     identity: Rc<Identity>,
+    /// The client wants an answer; without one a failure is counted only.
+    is_acked: bool,
     records: u32,
     bytes: u32,
     taken_at: Instant,
@@ -102,11 +104,15 @@ impl Core {
             stream,
             owed,
             identity: Rc::clone(identity),
+            is_acked: is_acked(&message),
             records: 0,
             bytes: 0,
             taken_at: self.now,
         });
         self.metrics.publishes_in_flight.add(1);
+        if !taken.is_acked {
+            self.metrics.publishes_unacked.inc();
+        }
         let routes = Arc::clone(&self.routes);
         let checked = Publish::of(&message).and_then(|publish| {
             let shard = check_publish(&routes, identity, &publish)?;
@@ -239,6 +245,9 @@ impl Core {
                     .add(u64::from(publish.records));
                 self.metrics.published_bytes.add(u64::from(publish.bytes));
             }
+            Err(refusal) if !publish.is_acked => {
+                self.metrics.publishes_dropped.inc(drop_reason(refusal));
+            }
             Err(refusal) if refusal.class() == Some(RetryClass::OutcomeUnknown) => {
                 self.metrics.publishes_unknown.inc();
             }
@@ -330,6 +339,33 @@ fn of_append_refusal(refusal: AppendRefusal) -> Refusal {
         AppendRefusal::DiskFull => of_append_failure(AppendFailure::DiskFull),
         AppendRefusal::TooLarge => of_append_failure(AppendFailure::TooLarge),
         AppendRefusal::LogFailed => of_append_failure(AppendFailure::LogFailed),
+    }
+}
+
+fn is_acked(message: &ToBroker) -> bool {
+    let acked_id = match message {
+        ToBroker::Publish(m) => return m.ack.is_some(),
+        ToBroker::Request(Request::Publish(m)) => m.acked_id(),
+        ToBroker::Request(Request::PublishJsonBatch(m)) => m.acked_id(),
+        ToBroker::Request(_) => return true,
+    };
+    acked_id.is_ok_and(|id| id.is_some())
+}
+
+/// Why a publish that wanted no answer came to nothing.
+fn drop_reason(refusal: &Refusal) -> UnackedDrop {
+    if refusal.class() == Some(RetryClass::OutcomeUnknown) {
+        return UnackedDrop::OutcomeUnknown;
+    }
+    match client_code(refusal) {
+        Some(ClientCode::NotFound) => UnackedDrop::NotFound,
+        Some(ClientCode::Forbidden | ClientCode::Unauthenticated) => UnackedDrop::Forbidden,
+        Some(ClientCode::InvalidRequest) => UnackedDrop::Malformed,
+        Some(ClientCode::LimitExceeded) => UnackedDrop::TooLarge,
+        Some(ClientCode::Overloaded) => UnackedDrop::Overloaded,
+        Some(ClientCode::Draining) => UnackedDrop::Draining,
+        Some(ClientCode::Storage) => UnackedDrop::Storage,
+        Some(_) | None => UnackedDrop::ShardUnavailable,
     }
 }
 
