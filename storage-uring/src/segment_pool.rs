@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{bounded, Receiver, RecvTimeoutError, Sender};
 
@@ -114,19 +114,21 @@ impl SegmentPool {
         let (requests, inbox) = bounded(QUEUE);
         let (outbox, events) = bounded(QUEUE);
         let gauges = Arc::new(PoolGauges::default());
-        let mut worker = Worker {
+        let worker = Worker {
             next_seq: config.first_seq,
             next_spare: 0,
             spares: Vec::new(),
             pending: 0,
             gauges: Arc::clone(&gauges),
             config,
+            inbox,
             outbox,
             wake: Box::new(wake),
+            stopped: false,
         };
         let thread = std::thread::Builder::new()
             .name("felix-segments".to_owned())
-            .spawn(move || worker.run(&inbox))
+            .spawn(move || worker.run())
             .map_err(|error| StorageError::SegmentThread(error.to_string()))?;
         Ok(Self {
             requests,
@@ -167,32 +169,29 @@ struct Worker {
     next_spare: u64,
     spares: Vec<PathBuf>,
     pending: usize,
+    inbox: Receiver<Request>,
     outbox: Sender<PoolEvent>,
     wake: Box<dyn Fn() + Send>,
     gauges: Arc<PoolGauges>,
+    /// Set once the thread has to end.
+    stopped: bool,
 }
 
 impl Worker {
-    fn run(&mut self, inbox: &Receiver<Request>) {
+    fn run(mut self) {
         self.look_at_space();
-        loop {
+        while !self.stopped {
             let idle = self.pending == 0 && self.spares.len() >= self.config.spares;
-            let retrying = self.gauges.no_space.load(Ordering::Relaxed);
-            let request = if idle || retrying {
-                inbox.recv_timeout(TICK)
-            } else {
-                inbox.try_recv().map_err(|error| match error {
-                    crossbeam_channel::TryRecvError::Empty => RecvTimeoutError::Timeout,
-                    crossbeam_channel::TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
-                })
-            };
-            match request {
-                Ok(Request::Next) => self.pending += 1,
-                Ok(Request::Stop) | Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => self.look_at_space(),
+            if idle || self.gauges.no_space.load(Ordering::Relaxed) {
+                match self.inbox.recv_timeout(TICK) {
+                    Ok(request) => self.take(&request),
+                    Err(RecvTimeoutError::Timeout) => self.look_at_space(),
+                    Err(RecvTimeoutError::Disconnected) => self.stopped = true,
+                }
             }
-            if !self.work() {
-                break;
+            self.serve();
+            if !self.stopped && (self.pending > 0 || self.spares.len() < self.config.spares) {
+                self.add_spare();
             }
         }
         for spare in &self.spares {
@@ -201,19 +200,30 @@ impl Worker {
         }
     }
 
-    /// Meets one request or makes one spare; false when the core log has to end.
-    fn work(&mut self) -> bool {
-        if self.pending > 0 && !self.spares.is_empty() {
-            return self.hand_over();
+    fn take(&mut self, request: &Request) {
+        match request {
+            Request::Next => self.pending += 1,
+            Request::Stop => self.stopped = true,
         }
-        if self.pending == 0 && self.spares.len() >= self.config.spares {
-            return true;
+    }
+
+    /// Takes in requests and meets those for which a spare is ready.
+    fn serve(&mut self) {
+        while let Ok(request) = self.inbox.try_recv() {
+            self.take(&request);
         }
+        while self.pending > 0 && !self.spares.is_empty() && !self.stopped {
+            self.hand_over();
+        }
+    }
+
+    fn add_spare(&mut self) {
         match self.make_spare() {
             Ok(path) => {
                 self.spares.push(path);
                 self.set_no_space(false);
             }
+            Err(_) if self.stopped => {}
             Err(error) => {
                 let no_space = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
                 if !no_space {
@@ -229,12 +239,11 @@ impl Worker {
         self.gauges
             .spares
             .store(self.spares.len() as u64, Ordering::Relaxed);
-        true
     }
 
-    fn hand_over(&mut self) -> bool {
+    fn hand_over(&mut self) {
         let Some(spare) = self.spares.pop() else {
-            return true;
+            return;
         };
         let seq = self.next_seq;
         match self.name_segment(&spare, seq) {
@@ -243,20 +252,18 @@ impl Worker {
                 self.pending -= 1;
                 self.gauges.segments_made.fetch_add(1, Ordering::Relaxed);
                 self.tell(PoolEvent::Segment { seq, file });
-                true
             }
             Err(NameFault::File(error)) => {
                 self.gauges.sync_failures.fetch_add(1, Ordering::Relaxed);
                 tracing::error!(core = self.config.core, %error, "a new segment file was thrown away");
                 drop(std::fs::remove_file(&spare));
                 std::thread::sleep(TICK);
-                true
             }
             Err(NameFault::Directory(error)) => {
                 self.tell(PoolEvent::Failed(format!(
                     "the segment directory cannot be synced: {error}"
                 )));
-                false
+                self.stopped = true;
             }
         }
     }
@@ -306,14 +313,23 @@ impl Worker {
         made.map(|()| path)
     }
 
-    fn fill(&self, file: &File) -> io::Result<()> {
+    fn fill(&mut self, file: &File) -> io::Result<()> {
         let mut zeros = SlabWriter::new(ZERO_CHUNK);
         let zeros = &*zeros.tail();
         let mut at = 0;
         while at < self.config.segment_bytes {
+            let started = Instant::now();
             let len = (self.config.segment_bytes - at).min(ZERO_CHUNK as u64) as usize;
             file.write_all_at(&zeros[..len], at)?;
             at += len as u64;
+            self.serve();
+            if self.stopped {
+                return Err(io::Error::from(io::ErrorKind::Interrupted));
+            }
+            if self.pending == 0 && !self.spares.is_empty() {
+                // Nobody waits: leave the device to the commits half of the time.
+                std::thread::sleep(started.elapsed());
+            }
         }
         // The length is metadata: this has to be a full sync.
         file.sync_all()

@@ -282,7 +282,10 @@ impl Core {
             match action {
                 Action::Write { segment, .. } => self.start_write(action, segment),
                 Action::Flush { id, segment } => {
-                    let Some(file) = self.files.get(&segment).cloned() else {
+                    let Some(file) = self.file_for_write(segment) else {
+                        self.machine.fail(format!(
+                            "segment {segment} cannot be opened again for a flush"
+                        ));
                         continue;
                     };
                     let fault = self

@@ -401,6 +401,7 @@ pub fn recover(mut images: Images) -> Recovered {
         unused,
         strays,
         core_counts,
+        trim,
         ..
     } = scan;
     let notes = format!(
@@ -412,6 +413,12 @@ pub fn recover(mut images: Images) -> Recovered {
             .get_mut(&cut.segment)
             .expect("exists")
             .truncate(cut.position as usize);
+    }
+    if let Some((seq, position)) = trim {
+        images
+            .get_mut(&seq)
+            .expect("exists")
+            .truncate(position as usize);
     }
     for seq in dead
         .iter()

@@ -8,8 +8,10 @@
 
 mod chain;
 pub(crate) mod events;
+mod repair;
 pub(crate) mod scan;
 mod source;
+mod verdict;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -194,12 +196,11 @@ fn core_end(layout: &Layout, scan: &CoreScan) -> Result<CoreEnd, StorageError> {
 /// Carries out what the scan decided: cuts, and removal of segments that are no log.
 fn settle(layout: &Layout, scan: &CoreScan, boot_epoch: u64) -> Result<(), StorageError> {
     for cut in &scan.cuts {
-        let shorten = || -> std::io::Result<()> {
-            let file = std::fs::OpenOptions::new().write(true).open(&cut.file)?;
-            file.set_len(cut.position)?;
-            file.sync_all()
-        };
-        shorten().map_err(|error| StorageError::io("shortening", &cut.file, error))?;
+        shorten(&cut.file, cut.position)?;
+    }
+    if let Some((seq, position)) = scan.trim {
+        // Nothing is lost with the zeros, and the space comes back.
+        shorten(&layout.segment(scan.core, seq), position)?;
     }
     for (seq, _) in &scan.strays {
         let file = layout.segment(scan.core, *seq);
@@ -217,6 +218,18 @@ fn settle(layout: &Layout, scan: &CoreScan, boot_epoch: u64) -> Result<(), Stora
     }
     let dir = layout.core(scan.core);
     sync_dir(&dir).map_err(|error| StorageError::io("syncing", dir, error))
+}
+
+fn shorten(file: &Path, len: u64) -> Result<(), StorageError> {
+    let shorten = || -> std::io::Result<()> {
+        let file = std::fs::OpenOptions::new().write(true).open(file)?;
+        if file.metadata()?.len() > len {
+            file.set_len(len)?;
+            file.sync_all()?;
+        }
+        Ok(())
+    };
+    shorten().map_err(|error| StorageError::io("shortening", file, error))
 }
 
 type Logs = HashMap<LogId, (Option<LogName>, LogSeed)>;
