@@ -4,12 +4,14 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::sync::mpsc::{sync_channel, RecvTimeoutError, SyncSender};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use glommio::{ExecutorJoinHandle, LocalExecutorBuilder, Placement};
 
 use super::error::{CoreError, StartError};
 use super::task::{sleep, spawn_local};
+use super::wake_guard::{guard, start_thread};
 use super::warm_up::warm_up;
 use crate::memlock::{self, DEFAULT_IO_MEMORY_BYTES, EXECUTOR_MINIMUM_BYTES};
 use crate::panic_exit::mark_core;
@@ -133,6 +135,7 @@ where
     spec.validate()?;
     let core = spec.core_index;
     require_locked_memory(core)?;
+    start_thread();
     let heartbeat = Arc::new(Heartbeat::default());
     let pulse = heartbeat.clone();
     let (ready, readied) = sync_channel::<Result<(), StartError>>(1);
@@ -220,6 +223,8 @@ where
     }
     let beating = pulse.clone();
     let heartbeat = spawn_local(async move {
+        let waker = std::future::poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
+        let _guard = guard(beating.clone(), waker);
         loop {
             beating.beat();
             sleep(HEARTBEAT_PERIOD).await;

@@ -15,6 +15,7 @@ mod core;
 mod error;
 mod read_ready;
 mod task;
+mod wake_guard;
 mod warm_up;
 
 pub use self::alarm::Alarm;
@@ -24,4 +25,5 @@ pub use self::read_ready::ReadReady;
 pub use self::task::{
     sleep, sleep_until, spawn_local, yield_if_needed, yield_now, Task, TaskEnded, TaskHandle,
 };
+pub use self::wake_guard::guard_wakes;
 pub use self::warm_up::{prepare_warm_up_file, WARM_UP_FILE_BYTES, WARM_UP_FILE_NAME};
