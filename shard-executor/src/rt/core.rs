@@ -213,14 +213,7 @@ where
 {
     let core = spec.core_index;
     mark_core(core);
-    sleep(FIRST_PARK).await;
-    if let Some(path) = spec.warm_up_file {
-        if let Err(source) = warm_up(&path).await {
-            // Fails only when the starter gave up waiting.
-            let _ = ready.send(Err(StartError::WarmUp { core, path, source }));
-            return None;
-        }
-    }
+    // Before anything that waits: the start itself can be slept over.
     let beating = pulse.clone();
     let heartbeat = spawn_local(async move {
         let waker = std::future::poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
@@ -230,6 +223,14 @@ where
             sleep(HEARTBEAT_PERIOD).await;
         }
     });
+    sleep(FIRST_PARK).await;
+    if let Some(path) = spec.warm_up_file {
+        if let Err(source) = warm_up(&path).await {
+            // Fails only when the starter gave up waiting.
+            let _ = ready.send(Err(StartError::WarmUp { core, path, source }));
+            return None;
+        }
+    }
     if ready.send(Ok(())).is_err() {
         return None;
     }
