@@ -3,7 +3,7 @@
 //! The main thread is the control thread: it starts the cores, hands them new catalogs and peer
 //! addresses, and turns signals into an orderly stop. It never touches the data path.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
 use std::sync::Arc;
@@ -150,6 +150,7 @@ struct Broker {
     cores: Vec<CoreHandle<CoreResult>>,
     senders: Vec<InboxSender<Control>>,
     ended: mpsc::Receiver<usize>,
+    cut: mpsc::Receiver<String>,
     stalls: StallMonitor,
     catalog: CatalogWatch,
     certificates: Vec<CertWatch>,
@@ -205,6 +206,7 @@ impl Broker {
             },
         };
         let (ended_tx, ended) = mpsc::channel();
+        let (cut_tx, cut) = mpsc::channel();
         let (ready_tx, ready) = mpsc::channel();
         let mut cores = Vec::with_capacity(core_count);
         let mut senders = Vec::with_capacity(core_count);
@@ -230,6 +232,7 @@ impl Broker {
                 inbox,
                 metrics: Arc::clone(&metrics[index]),
                 state: Arc::clone(&state),
+                cut: cut_tx.clone(),
             };
             let spec = CoreSpec {
                 cpu: placement.data.get(index).copied(),
@@ -291,6 +294,7 @@ impl Broker {
             cores,
             senders,
             ended,
+            cut,
             stalls,
             catalog: catalog.watch(now),
             certificates,
@@ -413,11 +417,11 @@ impl Broker {
         self.state.start_draining();
         self.tell_all(|| Control::Drain);
         let deadline = Instant::now() + self.shutdown_deadline;
-        let mut left = self.cores.len();
+        let mut running: BTreeSet<usize> = self.cores.iter().map(CoreHandle::core_index).collect();
         let mut cut_at = None;
-        while left > 0 {
+        while !running.is_empty() {
             match self.ended.recv_timeout(CONTROL_PERIOD) {
-                Ok(_) => left -= 1,
+                Ok(core) => drop(running.remove(&core)),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
             }
@@ -432,17 +436,15 @@ impl Broker {
                 None | Some(_) => {}
             }
         }
-        let mut unfinished = Vec::new();
-        if left > 0 {
-            unfinished.push(format!("{left} cores did not stop in time"));
-        } else {
+        let mut unfinished: Vec<String> = self.cut.try_iter().collect();
+        unfinished.extend(running.iter().map(|core| {
+            format!("core {core}: has not ended; its disk may have stopped answering")
+        }));
+        if running.is_empty() {
             for core in self.cores {
                 let index = core.core_index();
                 match core.join() {
-                    Ok(Ok(end)) => {
-                        unfinished.extend(end.cut);
-                        unfinished.extend(end.storage_error);
-                    }
+                    Ok(Ok(end)) => unfinished.extend(end.storage_error),
                     Ok(Err(why)) => unfinished.push(why),
                     Err(error) => unfinished.push(format!("core {index}: {error}")),
                 }

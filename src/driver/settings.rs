@@ -61,6 +61,7 @@ pub(super) fn core_settings(config: &Config) -> Settings {
         spin: config.executor.spin,
         auth_timeout: client.auth_timeout,
         peer_greeting_timeout: peer.connect_timeout,
+        peer_inbound_in_flight: peer.inbound_in_flight,
         client_in_flight_bytes: CLIENT_IN_FLIGHT_BYTES,
         max_subscriptions: MAX_SUBSCRIPTIONS,
         max_client_connections: client.max_connections.div_ceil(usize::from(cores)),

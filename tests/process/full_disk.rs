@@ -212,3 +212,49 @@ async fn a_disk_of_4096_byte_sectors_is_written_whole() {
         .stop()
         .unwrap_or_else(|e| panic!("{e}"));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flush_that_hangs_does_not_hang_the_stop() {
+    let Some(disk) = small_disk(96 << 20) else {
+        return;
+    };
+    let mut brokers = Brokers::prepare_with(1, |spec| {
+        spec.extra_args.push("--shutdown-deadline-ms=1000".into());
+    });
+    let data = brokers.cluster.node(0).data_dir().to_path_buf();
+    std::fs::remove_dir(&data).expect("an empty directory");
+    std::os::unix::fs::symlink(&disk.at, &data).expect("a link");
+    brokers.start_node(0);
+    let token = brokers.token();
+    let client = Client::connect(&brokers, 0).await;
+    let mut stream = client.stream(&token).await;
+    stream.must_publish(FIRST, b"before").await;
+    let mount = disk.at.display().to_string();
+    did("fsfreeze", &["-f", &mount]).unwrap_or_else(|e| panic!("{e}"));
+    stream.start_publish(FIRST, &[b"hangs"]).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let asked = brokers.cluster.node_mut(0).signal(libc::SIGTERM);
+    asked.unwrap_or_else(|e| panic!("{e}"));
+    // The process cannot end while the kernel holds its write, but it says what it gives up.
+    let deadline = Instant::now() + Duration::from_secs(8);
+    let mut log = brokers.log(0);
+    while !log.contains("stopped with unfinished work") && Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        log = brokers.log(0);
+    }
+    did("fsfreeze", &["-u", &mount]).unwrap_or_else(|e| panic!("{e}"));
+    assert!(log.contains("stopped with unfinished work"), "{log}");
+    let named = "core 0: stream:t1/default/first#0: records 1 to 1 not durable";
+    assert!(log.contains(named), "{log}");
+    let exit = brokers
+        .cluster
+        .node_mut(0)
+        .stop()
+        .unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(
+        exit.status.expect("it ran").code(),
+        Some(1),
+        "{exit}: {log}"
+    );
+    assert!(!exit.killed, "{exit}");
+}

@@ -96,6 +96,7 @@ impl Book {
     fn check(&self, records: &[(u64, Vec<u8>)]) {
         let mut starts = HashMap::new();
         let mut at = 0;
+        let mut newest = None;
         while at < records.len() {
             let batch = number(&records[at].1, 0);
             assert!(batch < self.sent, "a batch {batch} nobody sent");
@@ -110,6 +111,9 @@ impl Book {
                     "record {place} of {batch} changed"
                 );
             }
+            // One client stream sent them all, so they stand in the order they were sent.
+            assert!(newest < Some(batch), "batch {batch} behind {newest:?}");
+            newest = Some(batch);
             let doubled = starts.insert(batch, at as u64);
             assert_eq!(doubled, None, "batch {batch} is there twice");
             at += BATCH as usize;
@@ -160,13 +164,22 @@ fn loops() -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_owner_is_killed_in_the_middle_of_a_run() {
-    let mut brokers = Brokers::start(2);
+    run(1, loops()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_of_several_cores_is_killed_in_the_middle_of_a_run() {
+    run(2, 2).await;
+}
+
+async fn run(cores: usize, rounds: u64) {
+    let mut brokers = Brokers::start_with(2, |spec| spec.cores_per_node = cores);
     let token = brokers.token();
     let client = Client::connect(&brokers, 0).await;
     let mut stream = client.stream(&token).await;
     let mut book = Book::default();
     let mut rounds_with_unknown = 0;
-    for round in 0..loops() {
+    for round in 0..rounds {
         let unknown_before = book.unknown.len();
         // Spread over the first part of a second, so that every phase of a commit is hit.
         let kill_at = Instant::now() + Duration::from_millis(30 + (round * 37) % 200);
@@ -236,7 +249,7 @@ async fn the_owner_is_killed_in_the_middle_of_a_run() {
     );
     println!(
         "{} rounds: {} batches acknowledged, {} unknown, {} refused, {} in the log",
-        loops(),
+        rounds,
         book.acked.len(),
         book.unknown.len(),
         book.refused.len(),

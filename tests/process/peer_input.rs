@@ -357,3 +357,71 @@ async fn random_bytes_do_no_harm() {
     }
     assert_serves(&mut brokers).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_before_the_end_of_a_stream_are_all_answered() {
+    let mut brokers = one_of_two();
+    let token = brokers.token();
+    let peer = PeerClient::connect(&brokers, 1, 0).await;
+    drop(peer.greeted("node-2").await);
+    let mut stream = peer.open().await;
+    // Refused at once, written, refused at once, all in one piece with the end.
+    let mut bytes = Vec::new();
+    for i in 0..30u64 {
+        match i % 3 {
+            0 => bytes.extend(raw_frame(MAGIC, 1, 33, 8, &i.to_be_bytes())),
+            1 => bytes.extend(frame(&forward(i, shard(FIRST, 1), Some(&token)))),
+            _ => bytes.extend(frame(&forward(i, shard(FIRST, 9), Some(&token)))),
+        }
+    }
+    stream.send(&bytes).await;
+    stream.send.finish().expect("an open stream");
+    let mut answered = Vec::new();
+    while let Ok(answer) = stream.next().await {
+        answered.push(answer.correlation().0);
+    }
+    answered.sort_unstable();
+    assert_eq!(answered, (0..30).collect::<Vec<u64>>());
+    assert_serves(&mut brokers).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_reads_no_answers_cannot_fill_the_broker() {
+    let mut brokers = one_of_two();
+    let peer = PeerClient::connect(&brokers, 1, 0).await;
+    let mut stream = peer.greeted("node-2").await;
+    let rss = |brokers: &Brokers| {
+        let status = brokers
+            .cluster
+            .node(0)
+            .status()
+            .unwrap_or_else(|e| panic!("{e}"));
+        status["process"]["max_rss_bytes"]
+            .as_u64()
+            .expect("a number")
+    };
+    let before = rss(&brokers);
+    // Each 20 bytes ask for an answer of about 60; the answers are never read.
+    let mut piece = Vec::new();
+    for i in 0..50_000u64 {
+        piece.extend(raw_frame(MAGIC, 1, 33, 8, &i.to_be_bytes()));
+    }
+    let flood = async {
+        for _ in 0..200 {
+            stream.send(&piece).await;
+        }
+    };
+    let held_back = tokio::time::timeout(std::time::Duration::from_secs(4), flood).await;
+    assert!(
+        held_back.is_err(),
+        "200 MB of requests were taken without one answer read"
+    );
+    let grown = rss(&brokers).saturating_sub(before);
+    // Windows of 68 MiB a stream and their answers' bound.
+    assert!(grown < 160 << 20, "grown by {} MiB", grown >> 20);
+    assert_serves(&mut brokers).await;
+    // Read after all, they are all there in order.
+    for i in 0..1000u64 {
+        assert_eq!(stream.message().await.correlation().0, i);
+    }
+}

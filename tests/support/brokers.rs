@@ -160,6 +160,16 @@ impl Brokers {
     }
 }
 
+impl Drop for Brokers {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for node in self.cluster.nodes() {
+                eprintln!("--- log of {}:\n{}", node.node_id(), node.log_tail());
+            }
+        }
+    }
+}
+
 /// Adds up the lines of `name`; with labels given only the lines that carry them all.
 pub fn sum_of(text: &str, name: &str) -> f64 {
     let (family, labels) = match name.split_once('{') {

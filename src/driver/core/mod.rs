@@ -15,6 +15,7 @@ mod client;
 mod forward;
 mod link;
 mod message;
+mod peer_bounds;
 mod peer_replication;
 mod peer_server;
 mod reads;
@@ -25,6 +26,7 @@ mod turn;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, UdpSocket};
+use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -71,6 +73,8 @@ pub struct Settings {
     pub auth_timeout: Duration,
     /// A peer that does not greet for this long is closed.
     pub peer_greeting_timeout: Duration,
+    /// Requests of all peers a core works on at once.
+    pub peer_inbound_in_flight: usize,
     /// Publish bytes of one client connection in work before its streams are not read.
     pub client_in_flight_bytes: usize,
     /// Subscriptions of one core.
@@ -103,6 +107,8 @@ pub struct CoreParts {
     pub inbox: Inbox<Control>,
     pub metrics: Arc<CoreMetrics>,
     pub state: Arc<SharedState>,
+    /// Takes what is cut off unfinished, a line a part.
+    pub cut: Sender<String>,
 }
 
 struct Endpoints {
@@ -135,6 +141,7 @@ pub struct Core {
     verifier: Verifier,
     metrics: Arc<CoreMetrics>,
     state: Arc<SharedState>,
+    cut: Sender<String>,
     port: MeshPort<LaneMsg>,
     lane_backlog: Vec<VecDeque<LaneMsg>>,
     inbox: Inbox<Control>,
@@ -164,6 +171,7 @@ pub struct Core {
     peer_tls: Arc<PeerTls>,
     peer_client_config: quinn_proto::ClientConfig,
     accepted_peers: HashMap<ConnId, peer_server::PeerConn>,
+    peer_bounds: peer_bounds::PeerBounds,
     links: HashMap<NodeId, link::Link>,
     link_conns: HashMap<ConnId, NodeId>,
     link_streams: HashMap<(ConnId, StreamId), StreamSlot>,
@@ -239,6 +247,7 @@ impl Core {
             verifier: Verifier::new(&parts.catalog, settings.token_cache_entries),
             metrics: parts.metrics,
             state: parts.state,
+            cut: parts.cut,
             lane_backlog: (0..settings.cores).map(|_| VecDeque::new()).collect(),
             port: parts.port,
             inbox: parts.inbox,
@@ -265,6 +274,7 @@ impl Core {
             peer_tls: parts.peer_tls,
             peer_client_config,
             accepted_peers: HashMap::new(),
+            peer_bounds: peer_bounds::PeerBounds::new(settings.peer_inbound_in_flight),
             links: HashMap::new(),
             link_conns: HashMap::new(),
             link_streams: HashMap::new(),

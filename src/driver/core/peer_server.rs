@@ -3,8 +3,8 @@
 //! Reads frames, lets [`ListenerHandshake`] decide whether they may be looked at, and hands each
 //! request to its handler. Every request read is answered exactly once, in the shape of its kind.
 //!
-//! Bounds: what a peer has unread here is bounded by its stream and connection windows; what it
-//! has in work by the storage's queue bound, whose refusal is `Overload`.
+//! Bounds: what a peer has unread here is bounded by its stream and connection windows; what is in
+//! work and what is answered and not sent by [`PeerBounds`](super::peer_bounds::PeerBounds).
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ use super::append::AppendWaiter;
 use super::cache::CacheWaiter;
 use super::message::{AppendRefusal, AppendResult, CacheResult};
 use super::timers::Timer;
-use super::{peer_code, Core, MAX_UNTAKEN_ANSWER_BYTES};
+use super::{peer_code, Core};
 use crate::auth::{Action, Resource};
 use crate::driver::quic::{ConnId, ReadEnd, StreamId};
 
@@ -57,6 +57,8 @@ struct PeerStream {
     /// A frame that waits for the greeting on another stream.
     held: Option<Inbound>,
     peer_finished: bool,
+    /// Frames that arrived and were not looked at yet, or part of one.
+    has_unread: bool,
     /// Requests of this stream not answered yet.
     owed: u32,
 }
@@ -109,6 +111,7 @@ impl Core {
                 reader: FrameReader::new(),
                 held: None,
                 peer_finished: false,
+                has_unread: false,
                 owed: 0,
             },
         );
@@ -121,11 +124,13 @@ impl Core {
         let Some(state) = peer.streams.get_mut(&stream) else {
             return;
         };
-        // Read on when the peer has taken its answers: `Drained` says so.
-        let is_deaf = self.pump.queued_bytes(conn, stream) > MAX_UNTAKEN_ANSWER_BYTES;
-        if is_deaf || state.held.is_some() {
+        if state.held.is_some() {
             return;
         }
+        if self.peer_bounds.must_wait(&self.pump, conn, stream) {
+            return;
+        }
+        state.has_unread = true;
         let mut read_bytes = 0;
         let end = self
             .pump
@@ -154,11 +159,17 @@ impl Core {
             let Some(state) = peer.streams.get_mut(&stream) else {
                 return;
             };
+            if self.peer_bounds.must_wait(&self.pump, conn, stream) {
+                return;
+            }
             let inbound = match state.held.take() {
                 Some(held) => held,
                 None => match state.reader.next() {
                     Some(event) => on_request_event(event),
-                    None => break,
+                    None => {
+                        state.has_unread = false;
+                        break;
+                    }
                 },
             };
             if !self.on_peer_frame(conn, stream, inbound) {
@@ -197,6 +208,7 @@ impl Core {
         };
         if let Some(state) = peer.streams.get_mut(&stream).filter(|_| is_answered) {
             state.owed += 1;
+            self.peer_bounds.requests += 1;
         }
         match action {
             ListenerAction::Greet {
@@ -604,8 +616,9 @@ impl Core {
         // A connection that is gone has failed its requests on the other side already.
         let _ = self.pump.send(conn, stream, frame);
         if let Some(peer) = self.accepted_peers.get_mut(&conn) {
-            if let Some(state) = peer.streams.get_mut(&stream) {
-                state.owed = state.owed.saturating_sub(1);
+            if let Some(state) = peer.streams.get_mut(&stream).filter(|s| s.owed > 0) {
+                state.owed -= 1;
+                self.peer_bounds.requests -= 1;
             }
         }
         self.settle_peer_stream(conn, stream);
@@ -619,7 +632,7 @@ impl Core {
         let Some(state) = peer.streams.get(&stream) else {
             return;
         };
-        if !state.peer_finished || state.owed > 0 || state.held.is_some() {
+        if !state.peer_finished || state.owed > 0 || state.held.is_some() || state.has_unread {
             return;
         }
         if state.reader.finish().is_err() {
@@ -629,8 +642,16 @@ impl Core {
         let _ = self.pump.finish(conn, stream);
     }
 
+    /// Forgets a connection and what was owed on it.
+    pub(super) fn forget_peer(&mut self, conn: ConnId) -> Option<PeerConn> {
+        let peer = self.accepted_peers.remove(&conn)?;
+        let owed: u32 = peer.streams.values().map(|state| state.owed).sum();
+        self.peer_bounds.requests -= owed as usize;
+        Some(peer)
+    }
+
     pub(super) fn close_peer(&mut self, conn: ConnId, code: u32, reason: &str) {
-        if let Some(peer) = self.accepted_peers.remove(&conn) {
+        if let Some(peer) = self.forget_peer(conn) {
             tracing::warn!(remote = %peer.remote, node = peer.handshake.peer().unwrap_or("?"), reason, "closing a peer connection");
             self.metrics
                 .connections_closed

@@ -27,8 +27,6 @@ const CLOSE_LINGER: Duration = Duration::from_millis(200);
 /// How a core ended.
 #[derive(Debug, Clone, Default)]
 pub struct CoreEnd {
-    /// Publishes, forwards and peer requests that were cut off unanswered.
-    pub cut: Vec<String>,
     /// Why the storage could not be closed, if it could not.
     pub storage_error: Option<String>,
 }
@@ -81,6 +79,8 @@ impl Core {
         self.storage.kick();
         is_busy |= self.drain_backlog();
         is_busy |= self.pump.flush(self.now);
+        let waited = self.peer_bounds.resumed(&self.pump);
+        self.read_again.extend(waited);
         self.port.flush_wakes();
         if self.now >= self.report_at {
             self.report_at = self.now + REPORT_PERIOD;
@@ -264,7 +264,7 @@ impl Core {
             tracing::debug!(%reason, "client connection closed");
             self.metrics.connections_closed.inc(client_end(reason));
             self.forget_client(conn);
-        } else if let Some(peer) = self.accepted_peers.remove(&conn) {
+        } else if let Some(peer) = self.forget_peer(conn) {
             tracing::info!(remote = %peer.remote, %reason, "peer connection closed");
             self.metrics.connections_closed.inc(peer_end(reason));
         } else {
@@ -355,6 +355,26 @@ impl Core {
                 .all(std::collections::VecDeque::is_empty)
     }
 
+    /// Told at once and not at the end: a disk that does not answer may keep a core from ending.
+    fn say_cut(&self, what: String) {
+        // Nobody listens only when the control thread has given up already.
+        let _ = self.cut.send(format!("core {}: {what}", self.index));
+    }
+
+    /// The shards whose log holds records that are not on disk yet, with the first and the last.
+    fn undurable_records(&self) -> Vec<(String, u64, u64)> {
+        let logs = self.logs.iter().map(|(shard, open)| {
+            let (durable, tail) = (
+                self.storage.durable_tail(open.log),
+                self.storage.tail(open.log),
+            );
+            (shard.to_string(), durable, tail)
+        });
+        logs.filter(|(_, durable, tail)| durable < tail)
+            .map(|(shard, durable, tail)| (shard, durable, tail - 1))
+            .collect()
+    }
+
     async fn stop(mut self) -> CoreEnd {
         let mut end = CoreEnd::default();
         for (count, what) in [
@@ -368,8 +388,11 @@ impl Core {
             (self.forwards.len(), "forwarded requests without an answer"),
         ] {
             if count > 0 {
-                end.cut.push(format!("core {}: {count} {what}", self.index));
+                self.say_cut(format!("{count} {what}"));
             }
+        }
+        for (shard, from, to) in self.undurable_records() {
+            self.say_cut(format!("{shard}: records {from} to {to} not durable"));
         }
         self.tell_time();
         self.pump.flush(self.now);
