@@ -1,4 +1,4 @@
-//! Asks a directory whether it can carry a core log, before anything is stored in it (F05).
+//! Asks a directory whether it can carry a core log, before anything is stored in it.
 //!
 //! Finds out whether O_DIRECT works, which alignment it needs, how large one transfer may be, and which mount
 //! it is; a refusal says what to do.

@@ -2,10 +2,10 @@
 //!
 //! Keeps everything that blocks or allocates on the file system off the shard cores. A file is zeroed and
 //! synced as a spare, then gets its header, is synced again, is renamed to its segment name, and the
-//! directory is synced, before the core hears of it (F01). Watches the free space.
+//! directory is synced, before the core hears of it. Watches the free space.
 //!
 //! Invariant: a segment handed out is written in full, named and durable; a failed sync of a spare throws
-//! that file away, a failed sync of the directory ends the core log (F02).
+//! that file away, a failed sync of the directory ends the core log.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -140,7 +140,7 @@ impl CommitMachine {
         self.waiting_for_segment_since_us
     }
 
-    /// Ends the core log: nothing queued is acknowledged, nothing more is taken (F02).
+    /// Ends the core log: nothing queued is acknowledged, nothing more is taken.
     pub fn fail(&mut self, reason: String) {
         if matches!(self.health, Health::Failed(_)) {
             return;
