@@ -284,28 +284,43 @@ fn assign<'a>(
 
 /// Loopback ports that were free for UDP and TCP a moment ago, and were not handed out before by
 /// this process. Another process may still take one first; the broker then says so.
+///
+/// They lie below the ports the system gives to sockets that ask for none: a client must not get
+/// the port of a broker that is about to be started again.
 pub fn free_ports(count: usize) -> std::io::Result<Vec<u16>> {
     static HANDED_OUT: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
     let mut guard = HANDED_OUT.lock().unwrap_or_else(PoisonError::into_inner);
     let handed_out = guard.get_or_insert_with(HashSet::new);
-    // Kept open until all are found, so that none is found twice.
-    let mut held = Vec::new();
+    let candidates = LOWEST_PORT..first_ephemeral_port().max(LOWEST_PORT + 1);
     let mut ports = Vec::with_capacity(count);
-    let mut attempts = 0;
-    while ports.len() < count {
-        attempts += 1;
-        if attempts > 50 * (count + 1) {
-            return Err(std::io::Error::other("too few free loopback ports"));
+    for _ in 0..50 * (count + 1) {
+        if ports.len() == count {
+            break;
         }
-        let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let port = udp.local_addr()?.port();
-        let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, port));
-        if tcp.is_ok() && handed_out.insert(port) {
+        let port = rand::random_range(candidates.clone());
+        let is_free = UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
+            && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
+        if is_free && handed_out.insert(port) {
             ports.push(port);
         }
-        held.push((udp, tcp));
     }
-    Ok(ports)
+    match ports.len() == count {
+        true => Ok(ports),
+        false => Err(std::io::Error::other("too few free loopback ports")),
+    }
+}
+
+/// Services with fixed ports mostly lie below.
+const LOWEST_PORT: u16 = 10_000;
+
+/// Where the system's choice of ports begins.
+fn first_ephemeral_port() -> u16 {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+    let first = range
+        .ok()
+        .and_then(|range| range.split_whitespace().next()?.parse().ok());
+    // The kernel's own default.
+    first.unwrap_or(32_768)
 }
 
 #[cfg(test)]

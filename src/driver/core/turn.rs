@@ -21,6 +21,8 @@ use crate::driver::quic::{CloseReason, ConnId, EndpointId, PumpEvent, Refuser, S
 const LANE_QUANTUM: usize = 1024;
 /// How often a core publishes its snapshot and checks slow deadlines.
 const REPORT_PERIOD: Duration = Duration::from_secs(1);
+/// How long the last answers get to be acknowledged when the core stops.
+const CLOSE_SETTLE: Duration = Duration::from_millis(20);
 /// How long closes may take to leave when the core stops.
 const CLOSE_LINGER: Duration = Duration::from_millis(200);
 
@@ -396,9 +398,14 @@ impl Core {
         }
         self.tell_time();
         self.pump.flush(self.now);
-        // Answers already queued get out before the close that would drop them.
+        // Answers already queued get out before the close that would drop them, and the congestion
+        // window empties, which would hold back the close itself.
+        let settled = Instant::now() + CLOSE_SETTLE;
         let linger = Instant::now() + CLOSE_LINGER;
-        while !self.must_cut && Instant::now() < linger && self.pump.has_work() {
+        while !self.must_cut
+            && Instant::now() < linger
+            && (self.pump.has_work() || Instant::now() < settled)
+        {
             self.tell_time();
             self.pump.poll_io(self.now);
             while self.pump.next_event().is_some() {}

@@ -194,6 +194,7 @@ impl Pump {
         if let Some(conn) = self.live(id) {
             conn.proto
                 .close(now, code.into(), Bytes::copy_from_slice(reason));
+            conn.close_unsent = true;
             self.report_end(id.index, CloseReason::LocallyClosed);
         }
     }
@@ -215,7 +216,10 @@ impl Pump {
     /// exit then without leaving a peer to its idle timeout.
     pub fn is_quiet(&self) -> bool {
         self.dirty.is_empty()
-            && self.conns.iter().all(|c| c.phase == Phase::Closed)
+            && self
+                .conns
+                .iter()
+                .all(|c| c.phase == Phase::Closed && !c.close_unsent)
             && self.endpoints.iter().all(|e| !e.outbox.is_blocked())
     }
 

@@ -52,6 +52,9 @@ pub(super) struct Conn {
     pub(super) handle: ConnectionHandle,
     pub(super) proto: Connection,
     pub(super) phase: Phase,
+    /// We closed it and the frame that says so has not left. quinn-proto holds it back like data while
+    /// pacing or the congestion window do.
+    pub(super) close_unsent: bool,
     pub(super) handshake_deadline: Option<Instant>,
     /// The entry in the deadline set.
     armed: Option<Instant>,
@@ -229,6 +232,7 @@ impl ConnTable {
             handle,
             proto,
             phase: Phase::Handshaking,
+            close_unsent: false,
             handshake_deadline: Some(handshake_deadline),
             armed: None,
             touched: false,

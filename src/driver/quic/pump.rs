@@ -294,7 +294,11 @@ impl Pump {
                 .proto
                 .poll_transmit(now, packets, &mut self.send_buffer)
             {
-                Some(transmit) => endpoint.outbox.send(&transmit, &self.send_buffer),
+                Some(transmit) => {
+                    // A closed connection sends nothing but its close.
+                    conn.close_unsent = false;
+                    endpoint.outbox.send(&transmit, &self.send_buffer);
+                }
                 None => break,
             }
         }
