@@ -208,6 +208,12 @@ impl WriteRing {
         self.submit(1)
     }
 
+    /// Whether a write finished and was not reaped.
+    pub fn has_finished(&self) -> bool {
+        // SAFETY: looking at the length does not move the queue, and `&self` is on the ring's thread.
+        !unsafe { self.ring.completion_shared() }.is_empty()
+    }
+
     /// Everything that finished.
     pub fn reap(&mut self, mut each: impl FnMut(WriteDone)) {
         for entry in self.ring.completion() {

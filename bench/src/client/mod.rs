@@ -1,5 +1,7 @@
 //! The load-generating client, and the reader that gets records back from a running cluster.
 
+mod hear;
+mod issue;
 mod lanes;
 mod load;
 mod reader;

@@ -219,6 +219,20 @@ impl ForwardArgs {
         })
     }
 
+    /// The brokers' `--spin-us`, which the relay probe has to share.
+    pub fn broker_spin_us(&self) -> u64 {
+        let mut flags = self.serve_flags.iter();
+        while let Some(flag) = flags.next() {
+            let value = match flag.strip_prefix("--spin-us") {
+                Some("") => flags.next().map(String::as_str),
+                Some(rest) => rest.strip_prefix('='),
+                None => continue,
+            };
+            return value.and_then(|v| v.parse().ok()).unwrap_or(0);
+        }
+        0
+    }
+
     /// `forward` or `direct`.
     pub fn mode(&self) -> &'static str {
         match self.direct {

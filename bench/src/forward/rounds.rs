@@ -13,7 +13,7 @@ use crate::client::{trust, LoadError, LoadReport, LoadSpec, Protocol, Tally, Tar
 use crate::cpu::CpuPlan;
 use crate::meter::{Latency, SeriesPoint, Spread};
 use crate::place::random_u64;
-use crate::relay::{RelayCpus, RelayPair};
+use crate::relay::{RelayPair, RelayPlan};
 use crate::report::{Limits, Round, RunReport, RunResult};
 use crate::schedule::Pace;
 use crate::verify::Ledger;
@@ -50,12 +50,13 @@ impl<'a> Rounds<'a> {
     /// Prepares a run; with a directory, a relay probe in it unless it is not wanted.
     pub fn new(args: &'a ForwardArgs, plan: &'a CpuPlan, dir: Option<&Path>) -> Result<Self> {
         let owner = plan.brokers.last().and_then(|cpus| cpus.first());
-        let cpus = RelayCpus {
+        let relay_plan = RelayPlan {
             ingress: (!args.direct).then(|| plan.brokers[0][0]),
             owner: owner.copied().unwrap_or(0),
+            spin_us: args.broker_spin_us(),
         };
         let relay = match dir {
-            Some(dir) if !args.no_probe => Some(RelayPair::start(&dir.join("relay"), cpus)?),
+            Some(dir) if !args.no_probe => Some(RelayPair::start(&dir.join("relay"), relay_plan)?),
             _ => None,
         };
         Ok(Self {

@@ -41,6 +41,9 @@ pub struct IngressArgs {
     /// Its key
     #[arg(long)]
     pub client_key: PathBuf,
+    /// Look for work this long before waiting, in us; as the brokers do
+    #[arg(long, default_value_t = 0)]
+    pub spin_us: u64,
     #[command(flatten)]
     pub tls: TlsFiles,
 }
@@ -68,6 +71,7 @@ pub fn run_ingress(args: IngressArgs) -> Result<()> {
             is_owner_up: false,
             twin: HashMap::new(),
             paused: HashMap::new(),
+            spin: Duration::from_micros(args.spin_us),
         };
         let addr = relay.pump.local_addr(listener)?;
         relay.serve(|| net::announce(&args.ready, addr)).await
@@ -85,6 +89,7 @@ struct Relay {
     twin: HashMap<End, End>,
     /// By the end that is full, the end that is not read meanwhile.
     paused: HashMap<End, End>,
+    spin: Duration,
 }
 
 impl Relay {
@@ -105,6 +110,10 @@ impl Relay {
                 bail!("the relay's owner does not answer");
             }
             self.pump.flush(Instant::now());
+            if self.pump.spin(self.spin, || false) {
+                rt::yield_if_needed().await;
+                continue;
+            }
             let until = Instant::now() + Duration::from_millis(100);
             net::wait(&mut self.pump, &mut alarm, until, |_| Poll::Pending).await;
             rt::yield_if_needed().await;

@@ -165,6 +165,11 @@ impl<A: 'static> Journal<A> {
         Ok(())
     }
 
+    /// Whether a write finished whose answers were not taken; costs no system call.
+    pub fn has_finished(&self) -> bool {
+        self.ring.has_finished()
+    }
+
     /// Ready when a write finished.
     pub fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.bell.poll_wait(cx)

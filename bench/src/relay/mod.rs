@@ -15,4 +15,4 @@ mod pair;
 pub use ingress::{run_ingress, IngressArgs};
 pub use net::now_s;
 pub use owner::{run_owner, OwnerArgs};
-pub use pair::{RelayCpus, RelayPair};
+pub use pair::{RelayPair, RelayPlan};

@@ -45,6 +45,9 @@ pub struct OwnerArgs {
     /// Its key
     #[arg(long)]
     pub client_key: Option<PathBuf>,
+    /// Look for work this long before waiting, in us; as the brokers do
+    #[arg(long, default_value_t = 0)]
+    pub spin_us: u64,
     #[command(flatten)]
     pub tls: TlsFiles,
 }
@@ -76,6 +79,7 @@ pub fn run_owner(args: OwnerArgs) -> Result<()> {
             journal,
             streams: HashMap::new(),
             records: 0,
+            spin: Duration::from_micros(args.spin_us),
         }
         .serve()
         .await
@@ -105,6 +109,7 @@ struct Owner {
     journal: Journal<Answer>,
     streams: HashMap<(ConnId, StreamId), Incoming>,
     records: u64,
+    spin: Duration,
 }
 
 impl Owner {
@@ -119,6 +124,10 @@ impl Owner {
             self.journal.kick()?;
             self.pump.flush(Instant::now());
             let journal = &self.journal;
+            if self.pump.spin(self.spin, || journal.has_finished()) {
+                rt::yield_if_needed().await;
+                continue;
+            }
             let until = Instant::now() + Duration::from_millis(100);
             net::wait(&mut self.pump, &mut alarm, until, |cx| {
                 journal.poll_ready(cx)

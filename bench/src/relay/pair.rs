@@ -15,13 +15,15 @@ use crate::cpu::process_cpu_seconds_of;
 /// Making the journal takes most of it.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Where the relay's processes run.
+/// Where the relay's processes run, and how they wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RelayCpus {
+pub struct RelayPlan {
     /// Of the ingress; without it clients connect to the owner.
     pub ingress: Option<usize>,
     /// Of the owner.
     pub owner: usize,
+    /// How long both look for work before they wait.
+    pub spin_us: u64,
 }
 
 /// The running relay; its processes end when it is dropped.
@@ -34,7 +36,7 @@ pub struct RelayPair {
 
 impl RelayPair {
     /// Starts it in `dir`, which must allow direct I/O.
-    pub fn start(dir: &Path, cpus: RelayCpus) -> Result<Self> {
+    pub fn start(dir: &Path, plan: RelayPlan) -> Result<Self> {
         std::fs::create_dir_all(dir)?;
         let authority = Authority::open_or_create(dir, 30)?;
         let journal_dir = [("--dir", OsString::from(dir))];
@@ -42,11 +44,12 @@ impl RelayPair {
             authority: &authority,
             home: dir.join(OWNER_ID),
             id: OWNER_ID,
-            cpu: cpus.owner,
-            takes_clients: cpus.ingress.is_none(),
+            cpu: plan.owner,
+            spin_us: plan.spin_us,
+            takes_clients: plan.ingress.is_none(),
         };
         let (owner, owner_addr) = owner.start("relay-owner", &journal_dir)?;
-        let (ingress, addr) = match cpus.ingress {
+        let (ingress, addr) = match plan.ingress {
             None => (None, owner_addr),
             Some(cpu) => {
                 let to_owner = [("--owner", OsString::from(owner_addr.to_string()))];
@@ -55,6 +58,7 @@ impl RelayPair {
                     home: dir.join(INGRESS_ID),
                     id: INGRESS_ID,
                     cpu,
+                    spin_us: plan.spin_us,
                     takes_clients: true,
                 };
                 let (child, addr) = ingress.start("relay-ingress", &to_owner)?;
@@ -103,6 +107,7 @@ struct Starter<'a> {
     home: PathBuf,
     id: &'static str,
     cpu: usize,
+    spin_us: u64,
     takes_clients: bool,
 }
 
@@ -118,6 +123,7 @@ impl Starter<'_> {
         let mut flags: Vec<(&str, OsString)> = vec![
             ("--listen", "127.0.0.1:0".into()),
             ("--cpu", self.cpu.to_string().into()),
+            ("--spin-us", self.spin_us.to_string().into()),
             ("--ready", ready.clone().into()),
             ("--ca", self.authority.ca_path().into()),
             ("--peer-cert", files.peer_cert.into()),
