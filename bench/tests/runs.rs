@@ -1,0 +1,143 @@
+//! Whole runs of the binary: a cluster of its own, reports, refusals.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn bench(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_felix-bench"))
+        .args(args)
+        .output()
+        .expect("the binary starts")
+}
+
+fn text(output: &Output) -> String {
+    format!(
+        "{}\n{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+fn run_to_json(dir: &Path, more: &str) -> Value {
+    let json = dir.join("run.json");
+    let line = format!("forward --duration 2s --warmup 300ms --rounds 1 {more} --json");
+    let mut args: Vec<&str> = line.split_whitespace().collect();
+    args.push(json.to_str().unwrap());
+    let output = bench(&args);
+    assert!(output.status.success(), "{args:?}: {}", text(&output));
+    serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap()
+}
+
+/// Every field scripts rely on is there and of its kind.
+fn check_form(report: &Value) {
+    let numbers = "/workload/payload_bytes /workload/batch /workload/connections \
+        /workload/in_flight /workload/brokers /workload/replicas /workload/shards \
+        /workload/duration_s /result/records /result/bytes /result/records_per_s /result/mb_per_s \
+        /result/failed /result/unknown /result/latency_us/p50 /result/latency_us/p90 \
+        /result/latency_us/p99 /result/latency_us/p999 /result/latency_us/p9999 \
+        /result/latency_us/max /result/latency_us/count /verify/checked /verify/missing \
+        /verify/duplicated /verify/reordered /verify/corrupt /brokers/0/cpu_s \
+        /brokers/0/max_rss_bytes /brokers/1/fsyncs /brokers/1/appended_bytes \
+        /brokers/1/commit_group_records_mean";
+    for path in numbers.split_whitespace() {
+        let value = report.pointer(path);
+        assert!(value.is_some_and(Value::is_number), "{path}: {value:?}");
+    }
+    let texts = "/schema /workload/mode /workload/durability /brokers/0/node_id /brokers/0/role \
+        /host/cpu";
+    for path in texts.split_whitespace() {
+        let value = report.pointer(path);
+        assert!(value.is_some_and(Value::is_string), "{path}: {value:?}");
+    }
+    let present = "/workload/rate /limits/disk_append_mb_per_s /limits/quic_cpu_s_per_gb \
+        /limits/bound_mb_per_s /limits/ratio";
+    for path in present.split_whitespace() {
+        assert!(report.pointer(path).is_some(), "{path}");
+    }
+}
+
+#[test]
+fn a_forwarded_run_is_verified_and_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let more = "--payload-bytes 200 --batch 8 --connections 2 --in-flight 4";
+    let report = run_to_json(dir.path(), more);
+    check_form(&report);
+    let of = |path: &str| report.pointer(path).and_then(Value::as_f64).unwrap_or(-1.0);
+    assert!(of("/result/records") > 100.0, "{report}");
+    assert!(of("/verify/checked") >= of("/result/records"));
+    for count in ["missing", "duplicated", "reordered", "corrupt"] {
+        assert_eq!(of(&format!("/verify/{count}")), 0.0, "{count}");
+    }
+    assert_eq!(report["brokers"][0]["role"], "ingress");
+    assert_eq!(report["brokers"][1]["role"], "owner");
+    // The forwarding broker stores nothing. Brokers bring their counters up to date once a second, so
+    // over a run this short only their presence says something.
+    assert_eq!(of("/brokers/0/appended_bytes"), 0.0);
+    assert!(of("/brokers/1/appended_bytes") > 0.0);
+    assert!(of("/brokers/1/fsyncs") > 0.0);
+    assert!(of("/limits/ratio") > 0.0 && of("/limits/bound_mb_per_s") > 0.0);
+
+    // The report can be compared and drawn.
+    let path = dir.path().join("run.json");
+    let path = path.to_str().unwrap();
+    let compared = bench(&["compare", "--all", path, path]);
+    assert!(compared.status.success(), "{}", text(&compared));
+    assert!(text(&compared).contains("result.records_per_s"));
+    let drawn = bench(&["plot", path]);
+    assert!(drawn.status.success(), "{}", text(&drawn));
+    let svg = std::fs::read_to_string(dir.path().join("run.svg")).unwrap();
+    assert!(svg.starts_with("<svg") && svg.contains("polyline"));
+}
+
+#[test]
+fn keys_spread_records_evenly_over_shards() {
+    let dir = tempfile::tempdir().unwrap();
+    let more = "--shards 8 --brokers 3 --batch 4 --payload-bytes 100 --in-flight 1 --no-probe";
+    let report = run_to_json(dir.path(), more);
+    let per_shard: Vec<u64> = report["result"]["per_shard"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(Value::as_u64)
+        .collect();
+    assert_eq!(per_shard.len(), 8);
+    let least = *per_shard.iter().min().unwrap();
+    let most = *per_shard.iter().max().unwrap();
+    // Each of the four connections takes its shards in turn.
+    assert!(most - least <= 4 * 4 && least > 0, "{per_shard:?}");
+    let owners = report["brokers"].as_array().unwrap();
+    for owner in &owners[1..] {
+        assert!(owner["fsyncs"].as_u64().unwrap() > 0, "{owner}");
+    }
+}
+
+#[test]
+fn a_fixed_schedule_reports_what_was_offered() {
+    let dir = tempfile::tempdir().unwrap();
+    let more = "--rate 2000 --batch 2 --payload-bytes 100 --direct --no-probe --verify subscribe";
+    let report = run_to_json(dir.path(), more);
+    let result = &report["result"];
+    assert_eq!(result["offered_per_s"].as_f64(), Some(2000.0));
+    let achieved = result["records_per_s"].as_f64().unwrap();
+    assert!((1700.0..2300.0).contains(&achieved), "{achieved}");
+    assert_eq!(result["latency_us"]["count"].as_u64(), Some(2000));
+    assert_eq!(report["workload"]["mode"], "direct");
+    assert_eq!(report["verify"]["missing"].as_u64(), Some(0));
+    // Read back over the network, the warm-up as well.
+    assert!(report["verify"]["checked"].as_u64().unwrap() >= 4600);
+}
+
+#[test]
+fn mistakes_end_before_anything_starts() {
+    let wrong = bench(&["forward", "--payload-bytes", "3"]);
+    assert_eq!(wrong.status.code(), Some(2), "{}", text(&wrong));
+    assert!(text(&wrong).contains("at least 28"), "{}", text(&wrong));
+    let line = "forward --addr 127.0.0.1:9 --ca /nonexistent --token x";
+    let none = bench(&line.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(none.status.code(), Some(1), "{}", text(&none));
+    assert!(text(&none).contains("CA file"), "{}", text(&none));
+    let odd = bench(&["append", "--shards", "0"]);
+    assert_eq!(odd.status.code(), Some(2), "{}", text(&odd));
+}
