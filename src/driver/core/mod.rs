@@ -16,6 +16,7 @@ mod forward;
 mod link;
 mod message;
 mod peer_bounds;
+mod peer_forwards;
 mod peer_replication;
 mod peer_server;
 mod reads;
