@@ -94,7 +94,7 @@ fn a_forwarded_run_is_verified_and_reported() {
 #[test]
 fn keys_spread_records_evenly_over_shards() {
     let dir = tempfile::tempdir().unwrap();
-    let more = "--shards 8 --brokers 3 --batch 4 --payload-bytes 100 --in-flight 1 --no-probe";
+    let more = "--shards 8 --brokers 3 --batch 4 --payload-bytes 100 --in-flight 16 --no-probe";
     let report = run_to_json(dir.path(), more);
     let per_shard: Vec<u64> = report["result"]["per_shard"]
         .as_array()
@@ -105,8 +105,10 @@ fn keys_spread_records_evenly_over_shards() {
     assert_eq!(per_shard.len(), 8);
     let least = *per_shard.iter().min().unwrap();
     let most = *per_shard.iter().max().unwrap();
-    // Each of the four connections takes its shards in turn.
-    assert!(most - least <= 4 * 4 && least > 0, "{per_shard:?}");
+    // Each of the four connections takes its shards in turn; with sixteen batches of four unanswered
+    // the edges of the window cut off up to two batches a shard and connection, at both ends. The
+    // outstanding batches also show whether a stream that feeds several owners stays in order.
+    assert!(most - least <= 4 * 4 * 4 && least > 0, "{per_shard:?}");
     let owners = report["brokers"].as_array().unwrap();
     for owner in &owners[1..] {
         assert!(owner["fsyncs"].as_u64().unwrap() > 0, "{owner}");

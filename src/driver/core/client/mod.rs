@@ -20,6 +20,7 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 
+use crate::ids::NodeId;
 use crate::metrics::{CloseReason as ClosedBy, ConnectionRole, FrameFault, SubscriberEnd};
 use crate::proto::client_session::{
     classify, classify_error, classify_oversize, ConnectionClose, ConnectionSession, Incoming,
@@ -67,8 +68,9 @@ struct ClientStream {
     identity: Option<Rc<Identity>>,
     /// When the timer heap looks at this stream next.
     timer_at: Option<MonoTime>,
-    /// The last publish of this stream that was forwarded; keeps the order among forwards.
-    last_forward: Option<u64>,
+    /// The last request of this stream that was forwarded to each broker; keeps the order among
+    /// forwards. As many entries as there are brokers at most.
+    last_forwards: Vec<(NodeId, u64)>,
 }
 
 impl Core {
@@ -135,7 +137,7 @@ impl Core {
             end_seen: false,
             identity: None,
             timer_at: None,
-            last_forward: None,
+            last_forwards: Vec::new(),
         };
         client.streams.insert(stream, state);
     }
@@ -343,6 +345,29 @@ impl Core {
         self.metrics.client_bytes_out.add(frame.len() as u64);
         // A stream or connection that is gone takes its answers with it.
         let _ = self.pump.send(conn, stream, frame);
+    }
+
+    /// The last request of a client stream that was forwarded to `owner`, if there was one.
+    fn last_forward(&mut self, conn: ConnId, stream: StreamId, owner: &NodeId) -> Option<u64> {
+        let state = self.client_stream(conn, stream)?;
+        let mut entries = state.last_forwards.iter();
+        entries
+            .find(|(node, _)| node == owner)
+            .map(|(_, token)| *token)
+    }
+
+    fn remember_forward(&mut self, conn: ConnId, stream: StreamId, owner: NodeId, token: u64) {
+        let Some(state) = self.client_stream(conn, stream) else {
+            return;
+        };
+        match state
+            .last_forwards
+            .iter_mut()
+            .find(|(node, _)| *node == owner)
+        {
+            Some((_, last)) => *last = token,
+            None => state.last_forwards.push((owner, token)),
+        }
     }
 
     fn client_stream(&mut self, conn: ConnId, stream: StreamId) -> Option<&mut ClientStream> {

@@ -176,9 +176,8 @@ impl Core {
         taken: Box<ClientPublish>,
     ) {
         let (conn, stream) = (taken.conn, taken.stream);
-        let previous = self
-            .client_stream(conn, stream)
-            .and_then(|state| state.last_forward);
+        let owner = target.node.clone();
+        let previous = self.last_forward(conn, stream, &owner);
         let body = ForwardBody {
             shard_id: Arc::clone(shard),
             credential: taken.identity.credential.clone(),
@@ -191,9 +190,7 @@ impl Core {
             },
         };
         let token = self.start_forward(target, body);
-        if let Some(state) = self.client_stream(conn, stream) {
-            state.last_forward = Some(token);
-        }
+        self.remember_forward(conn, stream, owner, token);
     }
 
     /// The answer to a publish this broker's own log took or refused.
