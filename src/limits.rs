@@ -27,6 +27,14 @@ pub const MAX_CACHE_KEY_BYTES: usize = 64 << 10;
 pub const CACHE_INDEX_BYTES_PER_CORE: usize = 1 << 30;
 /// Memory the values of one core's caches may take; older ones are read from the log.
 pub const CACHE_VALUE_BYTES_PER_CORE: usize = 64 << 20;
+/// Requests of a leader that wait to be decided at one follower's log; more are refused as overload.
+pub const FOLLOWER_WAITING_REQUESTS: usize = 64;
+/// Bytes of batches that wait to be decided at one follower's log; a single batch may be larger.
+pub const FOLLOWER_WAITING_BYTES: usize = 64 << 20;
+/// Requests decided at one follower's log whose disk work is not durable yet; further ones wait.
+pub const FOLLOWER_OWED_ANSWERS: usize = 256;
+/// Bytes read at once, after at least one record, when a follower compares a batch with what it holds.
+pub const FOLLOWER_COMPARE_READ_BYTES: usize = 256 << 10;
 
 const _: () = assert!(MAX_CLIENT_FRAME_BYTES < MAX_INTERNAL_BODY_BYTES);
 const _: () = assert!((MAX_RECORD_BYTES as u64) * 4 / 3 + 4096 < MAX_CLIENT_FRAME_BYTES as u64);

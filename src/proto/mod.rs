@@ -11,6 +11,7 @@
 //! * [`backoff`], [`peer`]: the life of one link to one peer.
 //! * [`forward`]: the retry table of one forwarded request.
 //! * [`ownership`]: what an owner answers before it touches a log.
+//! * [`replication`]: copies of a shard's logs on other brokers.
 //! * [`client_code`], [`client_session`]: what a client is told, and one client's streams.
 //! * [`subscription`]: a subscriber's place in a log.
 //! * [`cache`]: what the logs of a cache shard come to.
@@ -27,6 +28,7 @@ pub mod handshake;
 pub mod outcome;
 pub mod ownership;
 pub mod peer;
+pub mod replication;
 pub mod subscription;
 mod time;
 

@@ -197,7 +197,11 @@ async fn readiness_turns_first_and_a_stop_waits_for_what_was_accepted() {
         assert_eq!(ack.request_id, id);
         match ack.outcome {
             PublishOutcome::Accepted { offset } => {
-                assert_eq!(offset, Some(taken), "taken before the stop reached the core");
+                assert_eq!(
+                    offset,
+                    Some(taken),
+                    "taken before the stop reached the core"
+                );
                 taken += 1;
             }
             refused => break crate::support::client::refusal(refused),
