@@ -35,6 +35,14 @@ pub const FOLLOWER_WAITING_BYTES: usize = 64 << 20;
 pub const FOLLOWER_OWED_ANSWERS: usize = 256;
 /// Bytes read at once, after at least one record, when a follower compares a batch with what it holds.
 pub const FOLLOWER_COMPARE_READ_BYTES: usize = 256 << 10;
+/// Payload bytes of one replicated batch, give or take one record.
+pub const SHIP_BATCH_BYTES: u32 = 1 << 20;
+/// Records of one replicated batch.
+pub const SHIP_BATCH_RECORDS: u32 = 16_384;
+/// Batches a leader has on their way to one follower of one log.
+pub const SHIP_WINDOW_BATCHES: usize = 8;
+/// Their payload bytes; one batch may exceed it when it is alone.
+pub const SHIP_WINDOW_BYTES: u64 = 4 << 20;
 
 const _: () = assert!(MAX_CLIENT_FRAME_BYTES < MAX_INTERNAL_BODY_BYTES);
 const _: () = assert!((MAX_RECORD_BYTES as u64) * 4 / 3 + 4096 < MAX_CLIENT_FRAME_BYTES as u64);
@@ -45,4 +53,20 @@ const _: () = assert!(
     (MAX_RECORD_BYTES as u64) * 4 / 3 + (MAX_CACHE_KEY_BYTES as u64) * 6 + 4096
         < MAX_CLIENT_FRAME_BYTES as u64
 );
+// A batch over its target by one record of the largest size, prefixes and names included.
+const _: () = assert!(
+    SHIP_BATCH_BYTES as u64
+        + MAX_RECORD_BYTES as u64
+        + SHIP_BATCH_RECORDS as u64 * 4
+        + 3 * MAX_NAME_BYTES as u64
+        + 4096
+        < MAX_INTERNAL_BODY_BYTES as u64
+);
+const _: () = assert!(SHIP_BATCH_RECORDS <= MAX_PAYLOADS);
 const _: () = assert!(CACHE_VALUE_BYTES_PER_CORE > MAX_RECORD_BYTES as usize);
+// What a leader has on its way to one log fits what its follower keeps waiting.
+const _: () = assert!(SHIP_WINDOW_BATCHES < FOLLOWER_WAITING_REQUESTS);
+const _: () = assert!(
+    SHIP_WINDOW_BYTES as usize + SHIP_BATCH_BYTES as usize + MAX_RECORD_BYTES as usize
+        <= FOLLOWER_WAITING_BYTES
+);

@@ -7,12 +7,14 @@
 //! * [`types`]: keys, views, requests and answers, shared by both sides.
 //! * [`history`]: which leader wrote which part of a log, and the rules of its upkeep.
 //! * [`follower`]: one follower's copy of one log.
+//! * [`leader`]: one shard this broker leads: shipping, the mark, opening.
 //!
 //! Words: *generation* is the number of an assignment; *base* the first offset held; *tail* one past the
 //! last record; *durable tail* one past the last synced record. A range excludes its end.
 
 pub mod follower;
 pub mod history;
+pub mod leader;
 pub mod types;
 
 pub use follower::{FollowerAction, FollowerLog, FollowerState};

@@ -1,0 +1,192 @@
+//! New copies, under the policy.
+
+use super::*;
+
+/// A shard whose follower `b` has diverged at a log of 100 records from `base` on.
+fn diverged(base: u64, slots: usize) -> Lead {
+    let mut lead = Lead::with(spec(2, false), &[main_log(base, base, 100)]);
+    lead.slots.free.set(slots);
+    lead.answer_probe(C, ok(100));
+    lead.answer_probe(B, ok(base));
+    let id = lead.send(B, 100);
+    lead.answer(B, id, refused(PeerCode::LogConflict));
+    lead.events.clear();
+    lead
+}
+
+#[test]
+fn a_diverged_follower_is_rebuilt_and_holds_its_slot_until_it_is_level() {
+    let mut lead = diverged(20, 1);
+    assert_eq!(lead.leader.halted().count(), 1);
+    let asked = lead.ask_main(B).unwrap();
+    assert_eq!(asked.ask, Ask::Rebuild { base: Offset(20) });
+    assert_eq!(lead.slots.free.get(), 0);
+    assert_eq!(lead.leader.halted().count(), 1, "until it is accepted");
+    lead.answer(B, asked.id, ok(20));
+    assert_eq!(lead.leader.halted().count(), 0);
+    assert_eq!(lead.cursor(B).phase(), CursorPhase::Rebuilding);
+    assert_eq!(lead.leader.rebuilding(), 1);
+    let id = lead.send(B, 60);
+    lead.answer(B, id, ok(60));
+    assert_eq!(lead.slots.free.get(), 0);
+    let id = lead.send(B, 100);
+    lead.answer(B, id, ok(100));
+    assert_eq!(lead.slots.free.get(), 1);
+    assert_eq!(lead.cursor(B).phase(), CursorPhase::Shipping);
+    let started = |e: &ShardEvent| matches!(e, ShardEvent::RebuildStarted { .. });
+    let completed = |e: &ShardEvent| matches!(e, ShardEvent::RebuildCompleted { .. });
+    assert_eq!((lead.count(started), lead.count(completed)), (1, 1));
+}
+
+#[test]
+fn what_it_answered_before_it_was_rebuilt_does_not_count_any_more() {
+    let mut lead = Lead::level(100);
+    lead.append(120);
+    let id = lead.send(B, 120);
+    lead.answer(B, id, refused(PeerCode::LogConflict));
+    let asked = lead.ask_main(B).unwrap();
+    lead.answer(B, asked.id, ok(0));
+    assert_eq!(lead.cursor(B).position(), Some(0));
+    assert_eq!(lead.cursor(B).counted(), Some(0));
+}
+
+#[test]
+fn no_slot_no_rebuild_and_zero_slots_mean_never() {
+    let mut lead = diverged(0, 0);
+    for _ in 0..50 {
+        assert!(lead.ask(B).is_none());
+        lead.pass(Duration::from_secs(1));
+    }
+    lead.slots.free.set(1);
+    assert!(matches!(lead.ask_main(B).unwrap().ask, Ask::Rebuild { .. }));
+}
+
+#[test]
+fn a_refused_rebuild_is_asked_again_after_5_s_doubling_to_5_min() {
+    for refusal in [
+        refused(PeerCode::Unavailable),
+        refused(PeerCode::StorageFailed),
+        refused(PeerCode::LogConflict),
+        Answered::Unknown,
+        Answered::NotSent,
+    ] {
+        let mut lead = diverged(0, 1);
+        for wait in [5, 10, 20, 40, 80, 160, 300, 300] {
+            let asked = lead.ask_main(B).unwrap();
+            lead.answer(B, asked.id, refusal);
+            assert_eq!(lead.slots.free.get(), 1, "given back on refusal");
+            assert_eq!(lead.ask(B), None);
+            assert_eq!(lead.wait(B), Duration::from_secs(wait));
+            lead.pass(Duration::from_secs(wait));
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_know_the_kind_stays_halted() {
+    let mut lead = diverged(0, 1);
+    let asked = lead.ask_main(B).unwrap();
+    lead.answer(B, asked.id, refused(PeerCode::UnsupportedKind));
+    lead.pass(Duration::from_secs(86_400));
+    assert_eq!(lead.ask(B), None);
+    assert_eq!(lead.slots.free.get(), 1);
+    assert_eq!(lead.cursor(B).halted(), Some(HaltReason::Diverged));
+}
+
+#[test]
+fn neither_fenced_nor_unsupported_is_ever_rebuilt() {
+    for reason in HaltReason::ALL {
+        let expected = matches!(reason, HaltReason::Diverged | HaltReason::NeedsBootstrap);
+        assert_eq!(reason.is_rebuildable(), expected, "{reason:?}");
+    }
+    let mut lead = Lead::level(10);
+    lead.append(11);
+    let id = lead.send(B, 11);
+    lead.answer(B, id, refused(PeerCode::UnsupportedKind));
+    lead.pass(Duration::from_secs(86_400));
+    assert_eq!(lead.ask(B), None);
+}
+
+#[test]
+fn a_follower_that_goes_away_while_it_is_rebuilt_gives_its_slot_to_another() {
+    let mut lead = diverged(0, 1);
+    let asked = lead.ask_main(B).unwrap();
+    lead.answer(B, asked.id, ok(0));
+    let id = lead.send(B, 50);
+    lead.answer(B, id, Answered::Unknown);
+    assert_eq!(lead.slots.free.get(), 1);
+    lead.leader.on_peer_up(B);
+    assert_eq!(fetch_from(lead.ask_main(B)), 0, "it goes on without one");
+}
+
+#[test]
+fn slots_come_back_with_the_generation() {
+    let mut lead = diverged(0, 1);
+    let asked = lead.ask_main(B).unwrap();
+    lead.answer(B, asked.id, ok(0));
+    assert_eq!(lead.slots.free.get(), 0);
+    lead.leader.retire(&lead.slots);
+    assert_eq!(lead.slots.free.get(), 1);
+
+    let mut lead = diverged(0, 1);
+    let asked = lead.ask_main(B).unwrap();
+    lead.answer(B, asked.id, refused(PeerCode::FencedEpoch));
+    assert_eq!(lead.slots.free.get(), 1);
+}
+
+#[test]
+fn a_copy_that_diverges_again_waits_before_the_next() {
+    let mut lead = diverged(0, 1);
+    let asked = lead.ask_main(B).unwrap();
+    lead.answer(B, asked.id, ok(0));
+    let id = lead.send(B, 50);
+    lead.answer(B, id, refused(PeerCode::LogConflict));
+    assert_eq!(lead.slots.free.get(), 1);
+    assert_eq!(lead.ask(B), None);
+    lead.pass(Duration::from_secs(5));
+    assert!(matches!(lead.ask_main(B).unwrap().ask, Ask::Rebuild { .. }));
+}
+
+#[test]
+fn an_empty_log_is_level_the_moment_it_is_placed() {
+    let mut lead = Lead::with(spec(2, false), &[main_log(0, 0, 0)]);
+    lead.answer_probe(C, ok(0));
+    lead.answer_probe(B, refused(PeerCode::LogConflict));
+    let asked = lead.ask_main(B).unwrap();
+    lead.answer(B, asked.id, ok(0));
+    assert_eq!(lead.slots.free.get(), 1);
+    assert_eq!(lead.cursor(B).phase(), CursorPhase::Shipping);
+}
+
+#[test]
+fn i30_a_quorum_shard_offers_no_base_above_what_is_committed() {
+    let mut lead = Lead::with(spec(2, true), &[main_log(50, 50, 100)]);
+    lead.answer_probe(B, gap(0));
+    assert!(lead.leader.is_open());
+    assert_eq!(lead.leader.mark(), None);
+    assert_eq!(
+        lead.ask(B),
+        None,
+        "its answer would move the mark over a hole"
+    );
+    assert_eq!(
+        lead.leader.next_deadline(),
+        None,
+        "and nothing to wait for but the mark"
+    );
+    lead.answer_probe(C, ok(60));
+    assert_eq!(lead.leader.mark(), Some(60));
+    let asked = lead.ask_main(B).unwrap();
+    assert_eq!(asked.ask, Ask::Bootstrap { base: Offset(50) });
+
+    // A rebuild as well.
+    let mut lead = Lead::with(spec(2, true), &[main_log(50, 50, 100)]);
+    lead.answer_probe(B, refused(PeerCode::LogConflict));
+    lead.answer_probe(C, gap(60));
+    assert!(lead.leader.is_open());
+    assert_eq!(lead.ask(B), None);
+    let id = lead.send(C, 100);
+    lead.answer(C, id, ok(100));
+    let asked = lead.ask_main(B).unwrap();
+    assert_eq!(asked.ask, Ask::Rebuild { base: Offset(50) });
+}
