@@ -175,20 +175,29 @@ fn inspect(args: &InspectArgs, out: &mut dyn Write) -> Result<Exit, CommandError
         if args.dir.json {
             let value = json!({
                 "log": name, "base": log.base, "tail": log.tail, "generation": log.generation,
-                "damage": log.damage,
+                "accepted": log.accepted, "history": log.history, "damage": log.damage,
             });
             json_line(out, "log", &value)?;
         } else {
             let damage = log.damage.map(|d| format!("  DAMAGED: {d}"));
             writeln!(
                 out,
-                "{name}  offsets {}..{}  generation {}{}",
+                "{name}  offsets {}..{}  generation {}  accepted {}{}",
                 log.base,
                 log.tail,
                 log.generation,
+                log.accepted,
                 damage.unwrap_or_default()
             )
             .map_err(output_error)?;
+            for entry in &log.history {
+                writeln!(
+                    out,
+                    "  generation {} from offset {}  leader {}",
+                    entry.generation, entry.start, entry.leader
+                )
+                .map_err(output_error)?;
+            }
         }
     }
     // The reader calls two closures; what they could not write is kept in one place.

@@ -16,7 +16,9 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use crate::error::StorageError;
-use crate::format::{get_u32, get_u64, put_u32, put_u64, DataUuid, ALIGN, FORMAT_VERSION};
+use crate::format::{
+    get_u32, get_u64, is_known_version, put_u32, put_u64, DataUuid, ALIGN, FORMAT_VERSION,
+};
 
 const META_MAGIC: u64 = u64::from_le_bytes(*b"FXLMETA1");
 const CRC_AT: usize = ALIGN - 4;
@@ -155,7 +157,7 @@ impl Meta {
             return Err(damaged("its checksum does not match"));
         }
         let found = get_u32(bytes, 8);
-        if found != FORMAT_VERSION {
+        if !is_known_version(found) {
             return Err(StorageError::UnknownVersion {
                 file: file.to_owned(),
                 found,

@@ -133,9 +133,15 @@ pub enum AppendError {
     /// The log is refused because of damage found by recovery.
     #[error("the log is damaged")]
     Damaged,
-    /// A control event names an offset outside the log.
+    /// A control event names an offset outside the log, or a leader whose name is too long.
     #[error("the offset is outside the log")]
     OutOfRange,
+    /// The log accepted a later generation before. Never retry: the one who asked was deposed.
+    #[error("the log accepted generation {accepted} before")]
+    StaleGeneration {
+        /// The accepted generation.
+        accepted: u64,
+    },
 }
 
 /// A queued append did not become durable.

@@ -36,7 +36,9 @@ pub use dir_probe::{probe, DirProbe, ProbeError};
 pub use driver::Storage;
 pub use error::{AppendError, CommitError, LogError, ReadError, StorageError};
 pub use faults::{FaultEffect, FaultOp, FaultPlan, FaultRule};
-pub use machine::{Completion, LogRef, MachineStats, ReadBatch};
+pub use machine::{
+    Completion, ControlEvent, HistoryEntry, LogRef, LogView, MachineStats, ReadBatch,
+};
 pub use name::{LogId, LogKind, LogName};
 pub use recovery::{recover, RecoveredSet, RecoveryReport};
 #[cfg(feature = "runtime")]

@@ -16,7 +16,7 @@ use crate::error::{ReadError, StorageError};
 use crate::format::group::{GroupHeader, GROUP_HEADER_BYTES};
 use crate::format::segment::{SegmentHeader, SEGMENT_HEADER_BYTES};
 use crate::format::{HeaderFault, ALIGN};
-use crate::machine::{LogSeed, ReadBatch};
+use crate::machine::{HistoryEntry, LogSeed, ReadBatch};
 use crate::name::{LogId, LogName};
 use crate::recovery::{
     open_for_reading, read_full, scan_read_only, FileSource, RecoveryReport, Window,
@@ -40,6 +40,10 @@ pub struct OfflineLog {
     pub tail: u64,
     /// Highest generation.
     pub generation: u64,
+    /// Highest accepted generation.
+    pub accepted: u64,
+    /// Leaderships, ascending.
+    pub history: Vec<HistoryEntry>,
     /// Why a broker would refuse it.
     pub damage: Option<String>,
 }
@@ -277,6 +281,8 @@ fn view(id: LogId, (name, seed): &(Option<LogName>, LogSeed)) -> OfflineLog {
         base: seed.base,
         tail: seed.tail,
         generation: seed.generation,
+        accepted: seed.control.accepted,
+        history: seed.control.history.clone(),
         damage: seed.damage.as_ref().map(|damage| damage.to_string()),
     }
 }

@@ -124,7 +124,7 @@ impl Core {
                 AppendError::DiskFull => AppendRefusal::DiskFull,
                 AppendError::Failed | AppendError::Damaged => AppendRefusal::LogFailed,
                 AppendError::TooLarge { .. } => AppendRefusal::TooLarge,
-                AppendError::OutOfRange => {
+                AppendError::OutOfRange | AppendError::StaleGeneration { .. } => {
                     self.metrics.internal_faults.inc();
                     AppendRefusal::LogFailed
                 }

@@ -24,7 +24,7 @@ use shard_executor::Signal;
 
 use crate::config::StorageConfig;
 use crate::error::{AppendError, LogError, ReadError, StorageError};
-use crate::machine::{Completion, ControlEvent, LogRef, ReadBatch};
+use crate::machine::{Completion, ControlEvent, LogRef, LogView, ReadBatch};
 use crate::name::LogName;
 use crate::recovery::{RecoveredSet, RecoveryReport};
 use crate::stats::StorageStats;
@@ -112,54 +112,19 @@ impl Storage {
             .append(log, generation, now_us, now, payloads, token)
     }
 
-    /// Cuts a log back to `tail`; durable when the completion with `token` says so.
-    pub fn truncate(
+    /// Queues a change to a log that is not an append: truncate, place, base, accept, begin. It takes its
+    /// place among the appends of that log; durable when the completion with `token` (and an empty range)
+    /// says so. `now_us` is stored with it.
+    pub fn control(
         &self,
         log: LogRef,
-        tail: u64,
-        generation: u64,
-        now_us: u64,
-        token: u64,
-    ) -> Result<(), AppendError> {
-        self.control(log, ControlEvent::Truncate(tail), generation, now_us, token)
-    }
-
-    /// Drops all records of a log and starts it at `base`.
-    pub fn place(
-        &self,
-        log: LogRef,
-        base: u64,
-        generation: u64,
-        now_us: u64,
-        token: u64,
-    ) -> Result<(), AppendError> {
-        self.control(log, ControlEvent::Place(base), generation, now_us, token)
-    }
-
-    /// Gives up the records of a log below `base`.
-    pub fn raise_base(
-        &self,
-        log: LogRef,
-        base: u64,
-        generation: u64,
-        now_us: u64,
-        token: u64,
-    ) -> Result<(), AppendError> {
-        self.control(log, ControlEvent::Base(base), generation, now_us, token)
-    }
-
-    fn control(
-        &self,
-        log: LogRef,
-        event: ControlEvent,
-        generation: u64,
+        event: ControlEvent<'_>,
         now_us: u64,
         token: u64,
     ) -> Result<(), AppendError> {
         let mut core = self.shared.core.borrow_mut();
         let now = core.now_us();
-        core.machine
-            .push_control(log, event, generation, now_us, now, token)
+        core.machine.push_control(log, event, now_us, now, token)
     }
 
     /// Starts commits if slots are free and the policy says so.
@@ -199,6 +164,16 @@ impl Storage {
     /// Highest generation on any record or event of the log.
     pub fn generation(&self, log: LogRef) -> u64 {
         self.shared.core.borrow().machine.generation(log)
+    }
+
+    /// Highest generation accepted by this log, durably.
+    pub fn accepted(&self, log: LogRef) -> u64 {
+        self.shared.core.borrow().machine.accepted(log)
+    }
+
+    /// Base, tails, accepted generation and history of a log. Copies the history.
+    pub fn state(&self, log: LogRef) -> LogView {
+        self.shared.core.borrow().machine.view(log)
     }
 
     /// Durable records from memory; `None` when they are not there.

@@ -21,6 +21,10 @@ pub enum ExtentKind {
     Place = 3,
     /// Everything below `first_offset` may be given up.
     Base = 4,
+    /// The log accepted the leader of `generation`.
+    Accept = 5,
+    /// From `first_offset` on, records are appended under `generation`; the body names its leader.
+    Begin = 6,
 }
 
 impl ExtentKind {
@@ -30,6 +34,8 @@ impl ExtentKind {
             2 => Self::Truncate,
             3 => Self::Place,
             4 => Self::Base,
+            5 => Self::Accept,
+            6 => Self::Begin,
             _ => return None,
         })
     }
@@ -54,8 +60,10 @@ pub struct ExtentHeader {
     pub prev: Place,
     /// Number of records.
     pub record_count: u32,
-    /// Bytes of the records behind the name.
+    /// Bytes of the records (or of the event's body) behind the name.
     pub records_len: u32,
+    /// Events of the log so far, this extent included if it is one; tells a lost event. Version 1 wrote 0.
+    pub changes: u32,
     /// Bytes of the name; 0 when the segment already named this log.
     pub name_len: u16,
 }
@@ -93,7 +101,7 @@ impl ExtentHeader {
         put_u32(out, 56, self.records_len);
         put_u16(out, 60, self.name_len);
         put_u16(out, 62, self.prev.core);
-        put_u32(out, 64, 0);
+        put_u32(out, 64, self.changes);
         let crc = checksum(out, usize::from(self.name_len));
         put_u32(out, CRC_AT, crc);
     }
@@ -130,6 +138,7 @@ impl ExtentHeader {
             },
             record_count: get_u32(bytes, 52),
             records_len: get_u32(bytes, 56),
+            changes: get_u32(bytes, 64),
             name_len,
         };
         if header
@@ -186,6 +195,7 @@ mod tests {
             },
             record_count: 4,
             records_len: 400,
+            changes: 5,
             name_len: raw.len() as u16,
         };
         let mut bytes = vec![0u8; EXTENT_HEADER_BYTES + raw.len()];

@@ -6,8 +6,8 @@
 //! cut permanent.
 
 use super::{
-    get_u16, get_u32, get_u64, put_u16, put_u32, put_u64, zero_sectors, DataUuid, HeaderFault,
-    ALIGN, FORMAT_VERSION,
+    get_u16, get_u32, get_u64, is_known_version, put_u16, put_u32, put_u64, zero_sectors, DataUuid,
+    HeaderFault, ALIGN, FORMAT_VERSION,
 };
 
 /// First eight bytes of a live group.
@@ -104,7 +104,7 @@ impl GroupHeader {
             return Err(HeaderFault::Checksum);
         }
         let version = get_u32(bytes, 8);
-        if version != FORMAT_VERSION {
+        if !is_known_version(version) {
             return Err(HeaderFault::Version(version));
         }
         let header = Self {

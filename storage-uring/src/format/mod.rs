@@ -6,6 +6,7 @@
 //! Invariants: a header never fills a 512-byte sector with zeros; everything a decoder returns was covered by
 //! a CRC that matched.
 
+pub(crate) mod body;
 pub mod extent;
 pub mod group;
 pub mod record;
@@ -18,8 +19,16 @@ use crate::name::LogId;
 pub const ALIGN: usize = 4096;
 /// Smallest unit a device writes atomically.
 pub const SECTOR: usize = 512;
-/// Version of the layouts in this module.
-pub const FORMAT_VERSION: u32 = 1;
+/// Version of the layouts in this module, and the one that is written.
+pub const FORMAT_VERSION: u32 = 2;
+/// Oldest version that is still read. Version 1 lacks the log state (extents *accept* and *begin*, and the
+/// number of changes in extent headers); what it has lies where version 2 has it.
+pub const OLDEST_VERSION: u32 = 1;
+
+/// Whether this build reads that version.
+pub const fn is_known_version(version: u32) -> bool {
+    OLDEST_VERSION <= version && version <= FORMAT_VERSION
+}
 
 /// The unique id of a data directory; seeds header checksums so that foreign bytes are never taken for ours.
 pub type DataUuid = [u8; 16];

@@ -1,8 +1,8 @@
 //! The 4096-byte header at the start of every segment file.
 
 use super::{
-    get_u16, get_u32, get_u64, put_u16, put_u32, put_u64, DataUuid, HeaderFault, ALIGN,
-    FORMAT_VERSION,
+    get_u16, get_u32, get_u64, is_known_version, put_u16, put_u32, put_u64, DataUuid, HeaderFault,
+    ALIGN, FORMAT_VERSION,
 };
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FXLSEG01");
@@ -61,7 +61,7 @@ impl SegmentHeader {
             return Err(HeaderFault::Checksum);
         }
         let version = get_u32(block, 8);
-        if version != FORMAT_VERSION {
+        if !is_known_version(version) {
             return Err(HeaderFault::Version(version));
         }
         let mut uuid = [0u8; 16];

@@ -2,37 +2,18 @@
 
 use std::ops::Range;
 
-use super::group::{ExtentStart, GroupLists, OpenGroup, Waiter};
+use super::control::{Change, ControlEvent};
+use super::group::{GroupLists, OpenGroup, Waiter};
 use super::logs::LogRef;
 use super::{CommitMachine, Completion, Health};
 use crate::error::AppendError;
-use crate::format::extent::{ExtentKind, EXTENT_HEADER_BYTES};
+use crate::format::body::MAX_LEADER_BYTES;
+use crate::format::extent::EXTENT_HEADER_BYTES;
 use crate::format::group::{GROUP_FLAG_CLOSE, GROUP_HEADER_BYTES};
 use crate::format::record::RECORD_HEADER_BYTES;
 use crate::format::segment::SEGMENT_HEADER_BYTES;
 use crate::format::{align_up, ALIGN};
 use crate::slab::SlabWriter;
-
-/// A change to a log that is not an append of records.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ControlEvent {
-    /// Cut the log back to this tail.
-    Truncate(u64),
-    /// Drop every record and start the log at this offset.
-    Place(u64),
-    /// Give up everything below this offset.
-    Base(u64),
-}
-
-impl ControlEvent {
-    fn parts(self) -> (ExtentKind, u64) {
-        match self {
-            Self::Truncate(offset) => (ExtentKind::Truncate, offset),
-            Self::Place(offset) => (ExtentKind::Place, offset),
-            Self::Base(offset) => (ExtentKind::Base, offset),
-        }
-    }
-}
 
 impl CommitMachine {
     /// Queues records for `log` and says which offsets they got. `time_us` is stored; `now_us` is the
@@ -72,46 +53,64 @@ impl CommitMachine {
     pub fn push_control(
         &mut self,
         log: LogRef,
-        event: ControlEvent,
-        generation: u64,
+        event: ControlEvent<'_>,
         time_us: u64,
         now_us: u64,
         token: u64,
     ) -> Result<(), AppendError> {
         self.check_usable(log)?;
+        self.check_event(log, event)?;
         self.check_fits(log, std::iter::once(&[][..]))?;
-        let (kind, offset) = event.parts();
         let state = self.logs.get(log);
-        if !matches!(event, ControlEvent::Place(_)) && !(state.base..=state.tail).contains(&offset)
-        {
-            return Err(AppendError::OutOfRange);
+        let tail = state.tail;
+        let is_known =
+            matches!(event, ControlEvent::Accept(generation) if generation == state.accepted);
+        if !is_known {
+            let change = Change::of(event, tail);
+            let len = EXTENT_HEADER_BYTES + state_name_bytes(self, log) + change.body_len();
+            self.ensure_room_for_event(now_us, len);
+            if let Some(open) = self.open.as_mut() {
+                open.push_change(self.writer.tail(), &mut self.logs, log, time_us, change);
+            }
         }
-        self.ensure_room(
-            log,
-            generation,
-            now_us,
-            EXTENT_HEADER_BYTES + state_name_bytes(self, log),
-        );
-        if let Some(open) = self.open.as_mut() {
-            let bytes = self.writer.tail();
-            let start = ExtentStart {
-                log,
-                kind,
-                first_offset: offset,
-                generation,
-                time_us,
-            };
-            open.start_extent(bytes, &mut self.logs, start);
-        }
-        if !matches!(event, ControlEvent::Base(_)) {
-            self.logs.get_mut(log).tail = offset;
-        }
+        let tail = self.logs.get(log).tail;
         self.wait_for_newest(Waiter {
             token,
             log,
-            range: offset..offset,
+            range: tail..tail,
         });
         Ok(())
+    }
+
+    fn check_event(&self, log: LogRef, event: ControlEvent<'_>) -> Result<(), AppendError> {
+        let state = self.logs.get(log);
+        let accepts = |generation| {
+            if generation < state.accepted {
+                Err(AppendError::StaleGeneration {
+                    accepted: state.accepted,
+                })
+            } else {
+                Ok(())
+            }
+        };
+        match event {
+            ControlEvent::Truncate(offset) if offset < state.control.commit => {
+                Err(AppendError::OutOfRange)
+            }
+            ControlEvent::Truncate(offset) | ControlEvent::Base(offset) => {
+                if (state.queued_base..=state.tail).contains(&offset) {
+                    Ok(())
+                } else {
+                    Err(AppendError::OutOfRange)
+                }
+            }
+            ControlEvent::Place(_) => Ok(()),
+            ControlEvent::Accept(generation) => accepts(generation),
+            ControlEvent::Begin { leader, .. } if leader.len() > MAX_LEADER_BYTES => {
+                Err(AppendError::OutOfRange)
+            }
+            ControlEvent::Begin { generation, .. } => accepts(generation),
+        }
     }
 
     /// Asks for the closing mark: written once everything before it is durable.
@@ -206,6 +205,17 @@ impl CommitMachine {
         let least =
             GROUP_HEADER_BYTES + EXTENT_HEADER_BYTES + state_name_bytes(self, log) + record_len;
         self.open_group(now_us, least);
+    }
+
+    /// Makes sure the open group can take an event of `len` bytes, header and name included.
+    fn ensure_room_for_event(&mut self, now_us: u64, len: usize) {
+        if let Some(open) = &self.open {
+            if open.used + len <= open.capacity {
+                return;
+            }
+            self.close_open();
+        }
+        self.open_group(now_us, GROUP_HEADER_BYTES + len);
     }
 
     /// Opens a group of at least `least` bytes at the next planned position.

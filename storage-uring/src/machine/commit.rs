@@ -1,6 +1,8 @@
 //! Sealing groups, tracking their writes, and what happens when a write does not work.
 
-use super::group::{ClosedGroup, ExtentMeta, Flight, GroupLists};
+use super::control::Change;
+use super::group::{ClosedGroup, ExtentMeta, Flight, GroupLists, PendingChange};
+use super::logs::LogRef;
 use super::{Action, CommitMachine, Completion, CurrentSegment, Health, IoId, ReadySegment};
 use crate::error::CommitError;
 use crate::format::extent::ExtentKind;
@@ -316,9 +318,15 @@ impl CommitMachine {
         self.queued_bytes = self.queued_bytes.saturating_sub(flight.region.len());
         self.closed |= flight.flags & crate::format::group::GROUP_FLAG_CLOSE != 0;
         self.count(&flight, now_us);
+        let mut changes = flight.lists.changes.drain(..);
         for extent in &flight.lists.extents {
-            self.apply_durable(*extent);
+            if extent.kind == ExtentKind::Records {
+                self.apply_records(*extent);
+            } else if let Some(pending) = changes.next() {
+                self.apply_change(extent.log, extent.changes, &pending.change);
+            }
         }
+        drop(changes);
         for waiter in flight.lists.waiters.drain(..) {
             let result = Ok(());
             self.completions.push_back(Completion {
@@ -361,31 +369,36 @@ impl CommitMachine {
         self.stats.commit_us_max = self.stats.commit_us_max.max(spent_us);
     }
 
-    fn apply_durable(&mut self, extent: ExtentMeta) {
+    fn apply_records(&mut self, extent: ExtentMeta) {
         let state = self.logs.get_mut(extent.log);
-        match extent.kind {
-            ExtentKind::Records => {
-                state.durable_tail = extent.first_offset + u64::from(extent.record_count);
-                let bytes = u64::from(extent.records_len);
-                state
-                    .index
-                    .on_extent(extent.first_offset, extent.place, extent.prev, bytes);
+        state.durable_tail = extent.first_offset + u64::from(extent.record_count);
+        let bytes = u64::from(extent.records_len);
+        state
+            .index
+            .on_extent(extent.first_offset, extent.place, extent.prev, bytes);
+    }
+
+    fn apply_change(&mut self, log: LogRef, changes: u32, change: &Change) {
+        let state = self.logs.get_mut(log);
+        state.control.changes = changes;
+        state.control.apply(change);
+        match change {
+            Change::Truncate(offset) => {
+                state.durable_tail = *offset;
+                state.index.on_truncate(*offset);
+                state.truncate_recent(*offset);
             }
-            ExtentKind::Truncate => {
-                state.durable_tail = extent.first_offset;
-                state.index.on_truncate(extent.first_offset);
-                state.truncate_recent(extent.first_offset);
-            }
-            ExtentKind::Place => {
-                state.base = extent.first_offset;
-                state.durable_tail = extent.first_offset;
+            Change::Place(offset) => {
+                state.base = *offset;
+                state.durable_tail = *offset;
                 state.index.clear();
                 state.recent.clear();
             }
-            ExtentKind::Base => {
-                state.base = state.base.max(extent.first_offset);
+            Change::Base(offset) => {
+                state.base = state.base.max(*offset);
                 state.index.on_base(state.base);
             }
+            Change::Accept(_) | Change::Begin(_) => {}
         }
     }
 
@@ -437,12 +450,23 @@ impl CommitMachine {
         undone.extend(self.queue.drain(..).map(|closed| closed.lists));
         undone.extend(self.open.take().map(|open| open.lists));
         self.open_counted = 0;
+        let mut changes: Vec<PendingChange> = undone
+            .iter_mut()
+            .flat_map(|lists| lists.changes.drain(..))
+            .collect();
         for extent in undone
             .iter()
             .rev()
             .flat_map(|lists| lists.extents.iter().rev())
         {
             let state = self.logs.get_mut(extent.log);
+            if extent.kind != ExtentKind::Records {
+                state.changes -= 1;
+                if let Some(pending) = changes.pop() {
+                    state.accepted = pending.accepted_before;
+                    state.queued_base = pending.base_before;
+                }
+            }
             state.tail = extent.tail_before;
             state.generation = extent.generation_before;
             state.named_in = 0;

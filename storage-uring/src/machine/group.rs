@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use super::control::Change;
 use super::logs::{LogRef, LogTable};
 use crate::format::extent::{ExtentHeader, ExtentKind, EXTENT_HEADER_BYTES};
 use crate::format::group::GROUP_HEADER_BYTES;
@@ -30,6 +31,8 @@ pub(crate) struct ExtentMeta {
     pub name_len: u16,
     pub generation: u64,
     pub time_us: u64,
+    /// Events of the log so far, this one included.
+    pub changes: u32,
     /// The log's tail and generation before this extent, for undoing it.
     pub tail_before: u64,
     pub generation_before: u64,
@@ -48,6 +51,14 @@ pub(crate) struct ExtentStart {
     pub time_us: u64,
 }
 
+/// An event on its way, and what undoing it needs.
+#[derive(Debug)]
+pub(crate) struct PendingChange {
+    pub change: Change,
+    pub accepted_before: u64,
+    pub base_before: u64,
+}
+
 /// Somebody waiting for an append to become durable.
 #[derive(Debug, Clone)]
 pub(crate) struct Waiter {
@@ -60,6 +71,8 @@ pub(crate) struct Waiter {
 #[derive(Debug, Default)]
 pub(crate) struct GroupLists {
     pub extents: Vec<ExtentMeta>,
+    /// Of the extents that are events, in their order.
+    pub changes: Vec<PendingChange>,
     pub waiters: Vec<Waiter>,
 }
 
@@ -160,6 +173,7 @@ impl OpenGroup {
             name_len: name_len as u16,
             generation,
             time_us,
+            changes: state.changes,
             tail_before: state.tail,
             generation_before: state.generation,
             place: Place::NONE,
@@ -167,6 +181,45 @@ impl OpenGroup {
         });
         state.generation = state.generation.max(generation);
         self.used = name_at + name_len;
+    }
+
+    /// Copies one event in. The caller made sure that it fits.
+    pub fn push_change(
+        &mut self,
+        bytes: &mut [u8],
+        logs: &mut LogTable,
+        log: LogRef,
+        time_us: u64,
+        change: Change,
+    ) {
+        let state = logs.get_mut(log);
+        let (accepted_before, base_before) = (state.accepted, state.queued_base);
+        state.accepted = change
+            .accepts()
+            .map_or(state.accepted, |g| g.max(state.accepted));
+        state.queued_base = change.new_base().unwrap_or(state.queued_base);
+        state.changes += 1;
+        let start = ExtentStart {
+            log,
+            kind: change.kind(),
+            first_offset: change.offset(state.tail),
+            generation: change.accepts().unwrap_or(state.generation),
+            time_us,
+        };
+        self.start_extent(bytes, logs, start);
+        let state = logs.get_mut(log);
+        state.tail = change.new_tail().unwrap_or(state.tail);
+        let body_len = change.body_len();
+        change.encode_body(&mut bytes[self.used..self.used + body_len], state.id);
+        self.used += body_len;
+        if let Some(extent) = self.lists.extents.last_mut() {
+            extent.records_len = body_len as u32;
+        }
+        self.lists.changes.push(PendingChange {
+            change,
+            accepted_before,
+            base_before,
+        });
     }
 
     /// Copies one record in. The caller made sure that it fits.
@@ -241,7 +294,10 @@ impl ClosedGroup {
             match extent.kind {
                 ExtentKind::Records => state.last_sealed = extent.place,
                 ExtentKind::Place => state.last_sealed = Place::NONE,
-                ExtentKind::Truncate | ExtentKind::Base => {}
+                ExtentKind::Truncate
+                | ExtentKind::Base
+                | ExtentKind::Accept
+                | ExtentKind::Begin => {}
             }
             let header = ExtentHeader {
                 kind: extent.kind,
@@ -253,6 +309,7 @@ impl ClosedGroup {
                 prev: extent.prev,
                 record_count: extent.record_count,
                 records_len: extent.records_len,
+                changes: extent.changes,
                 name_len: extent.name_len,
             };
             header.encode(&mut bytes[extent.at as usize..]);

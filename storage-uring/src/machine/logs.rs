@@ -7,6 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::control::Control;
 use crate::error::LogError;
 use crate::format::Place;
 use crate::index::LogIndex;
@@ -25,6 +26,8 @@ pub struct LogSeed {
     pub tail: u64,
     /// Highest generation seen on an extent.
     pub generation: u64,
+    /// Accepted generation and history.
+    pub control: Control,
     /// Where the records are.
     pub index: LogIndex,
     /// Set when the log must be refused.
@@ -51,6 +54,14 @@ pub(crate) struct LogState {
     pub tail: u64,
     pub durable_tail: u64,
     pub generation: u64,
+    /// Durable accepted generation and history.
+    pub control: Control,
+    /// First offset held once everything queued is durable.
+    pub queued_base: u64,
+    /// Accepted generation, durable or not.
+    pub accepted: u64,
+    /// Events so far, durable or not.
+    pub changes: u32,
     /// Newest record extent that was given a place, durable or not.
     pub last_sealed: Place,
     /// Segment ordinal that already carries this log's name; 0 is none.
@@ -71,6 +82,10 @@ impl LogState {
             tail: seed.tail,
             durable_tail: seed.tail,
             generation: seed.generation,
+            queued_base: seed.base,
+            accepted: seed.control.accepted,
+            changes: seed.control.changes,
+            control: seed.control,
             last_sealed: seed.index.last(),
             named_in: 0,
             index: seed.index,

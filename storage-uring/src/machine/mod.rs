@@ -12,6 +12,7 @@
 
 mod append;
 mod commit;
+pub(crate) mod control;
 pub(crate) mod group;
 pub(crate) mod logs;
 mod recent;
@@ -21,7 +22,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-pub use append::ControlEvent;
+pub use control::{Control, ControlEvent, HistoryEntry, LogView, HISTORY_MAX};
 pub use logs::{LogRef, LogSeed};
 
 use crate::error::{CommitError, LogError};
@@ -272,6 +273,24 @@ impl CommitMachine {
     /// Highest generation any extent of the log carries.
     pub fn generation(&self, log: LogRef) -> u64 {
         self.logs.get(log).generation
+    }
+
+    /// Highest accepted generation that is durable.
+    pub fn accepted(&self, log: LogRef) -> u64 {
+        self.logs.get(log).control.accepted
+    }
+
+    /// Everything about a log but its records.
+    pub fn view(&self, log: LogRef) -> LogView {
+        let state = self.logs.get(log);
+        LogView {
+            base: state.base,
+            tail: state.tail,
+            durable_tail: self.durable_tail(log),
+            accepted: state.control.accepted,
+            commit: state.control.commit,
+            history: state.control.history.clone(),
+        }
     }
 
     #[cfg(feature = "runtime")]

@@ -66,7 +66,7 @@ fn run(steps: Vec<Step>, options: SimOptions) {
                 let log = sim.log(shard);
                 let to = sim.machine.tail(log).saturating_sub(back);
                 sim.machine
-                    .push_control(log, ControlEvent::Truncate(to), 2, 9, 0, 99)
+                    .push_control(log, ControlEvent::Truncate(to), 9, 0, 99)
                     .expect("is taken");
                 let shadow = sim.shadows.entry(shard).or_default();
                 shadow.submitted.truncate(to as usize);

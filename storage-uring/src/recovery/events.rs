@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::format::extent::{ExtentHeader, ExtentKind};
 use crate::format::Place;
 use crate::index::LogIndex;
+use crate::machine::control::Change;
 use crate::machine::LogSeed;
 use crate::name::{LogId, LogName};
 
@@ -18,15 +19,16 @@ pub(crate) struct Run {
     first: u64,
     end: u64,
     generation: u64,
+    /// Events of the log before these records.
+    changes: u32,
     index: LogIndex,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) enum ScanEvent {
     Run(Run),
-    Truncate(u64),
-    Place(u64),
-    Base(u64),
+    /// An event, with its number (0 when version 1 wrote it).
+    Change(Change, u32),
     /// Records of this log may have been lost here; the next run tells.
     Suspect(Arc<str>),
     /// Records of this log were lost here.
@@ -60,14 +62,13 @@ impl Chapters {
         &mut chapters[last].events
     }
 
-    /// Notes an extent whose records are all good.
-    pub fn on_extent(&mut self, epoch: u64, header: &ExtentHeader, place: Place) {
+    /// Notes an extent whose records (or body) are good. `bytes` starts at its header.
+    pub fn on_extent(&mut self, epoch: u64, header: &ExtentHeader, place: Place, bytes: &[u8]) {
         let events = self.events(header.log, epoch);
-        match header.kind {
-            ExtentKind::Records => on_records(events, header, place),
-            ExtentKind::Truncate => events.push(ScanEvent::Truncate(header.first_offset)),
-            ExtentKind::Place => events.push(ScanEvent::Place(header.first_offset)),
-            ExtentKind::Base => events.push(ScanEvent::Base(header.first_offset)),
+        if header.kind == ExtentKind::Records {
+            on_records(events, header, place);
+        } else if let Some(change) = Change::decode(header, bytes) {
+            events.push(ScanEvent::Change(change, header.changes));
         }
     }
 
@@ -90,7 +91,7 @@ impl Chapters {
 fn on_records(events: &mut Vec<ScanEvent>, header: &ExtentHeader, place: Place) {
     let bytes = u64::from(header.records_len);
     if let Some(ScanEvent::Run(run)) = events.last_mut() {
-        if run.end == header.first_offset {
+        if run.end == header.first_offset && run.changes == header.changes {
             run.index
                 .on_extent(header.first_offset, place, header.prev, bytes);
             run.end = header.end_offset();
@@ -102,6 +103,7 @@ fn on_records(events: &mut Vec<ScanEvent>, header: &ExtentHeader, place: Place) 
         first: header.first_offset,
         end: header.end_offset(),
         generation: header.generation,
+        changes: header.changes,
         index: LogIndex::default(),
     };
     run.index
@@ -117,41 +119,60 @@ struct Assembly {
     gaps: Vec<(u64, u64)>,
     suspect: Option<Arc<str>>,
     damage: Option<Arc<str>>,
+    /// An event is missing; whatever it said is not known.
+    lost_change: bool,
 }
 
 impl Assembly {
     fn apply(&mut self, event: ScanEvent) {
         match event {
             ScanEvent::Run(run) => self.apply_run(run),
-            ScanEvent::Truncate(offset) => {
-                self.seed.tail = self.seed.tail.min(offset);
-                self.seed.index.on_truncate(offset);
-            }
-            ScanEvent::Place(offset) => *self = Self::placed(offset, self.seed.generation),
-            ScanEvent::Base(offset) => self.seed.base = self.seed.base.max(offset),
+            ScanEvent::Change(change, number) => self.apply_change(&change, number),
             ScanEvent::Suspect(detail) => self.suspect = Some(detail),
             ScanEvent::Damaged(detail) => self.damage = Some(detail),
         }
     }
 
-    fn placed(offset: u64, generation: u64) -> Self {
-        let seed = LogSeed {
-            base: offset,
-            tail: offset,
-            generation,
-            ..LogSeed::default()
-        };
-        Self {
-            seed,
-            ..Self::default()
+    fn apply_change(&mut self, change: &Change, number: u32) {
+        if number != 0 {
+            self.lost_change |= number != self.seed.control.changes + 1;
+            self.seed.control.changes = number;
+        }
+        self.seed.control.apply(change);
+        match change {
+            Change::Truncate(offset) => {
+                self.seed.tail = self.seed.tail.min(*offset);
+                self.seed.index.on_truncate(*offset);
+            }
+            Change::Place(offset) => self.place(*offset),
+            Change::Base(offset) => self.seed.base = self.seed.base.max(*offset),
+            Change::Accept(_) | Change::Begin(_) => {}
         }
     }
 
+    /// The log starts anew; what was missing before does not matter any more.
+    fn place(&mut self, offset: u64) {
+        let seed = LogSeed {
+            base: offset,
+            tail: offset,
+            generation: self.seed.generation,
+            control: std::mem::take(&mut self.seed.control),
+            ..LogSeed::default()
+        };
+        *self = Self {
+            seed,
+            lost_change: self.lost_change,
+            ..Self::default()
+        };
+    }
+
     fn apply_run(&mut self, run: Run) {
-        if run.first == self.seed.tail {
+        let no_change_lost = run.changes == self.seed.control.changes;
+        self.lost_change |= !no_change_lost;
+        if run.first == self.seed.tail && no_change_lost {
             // Nothing is missing, so the loss before was of other logs.
             self.suspect = None;
-        } else {
+        } else if run.first != self.seed.tail {
             self.gaps
                 .push((self.seed.tail.min(run.first), run.first.max(self.seed.tail)));
         }
@@ -174,6 +195,9 @@ impl Assembly {
             }
             (None, None, Some(detail)) => {
                 Some(format!("records may be missing at the end: {detail}").into())
+            }
+            (None, None, None) if self.lost_change => {
+                Some("a change of the log's state is missing".into())
             }
             (None, None, None) => None,
         };

@@ -11,6 +11,7 @@ use crate::format::extent::{ExtentHeader, ExtentKind};
 use crate::format::group::{GroupHeader, GROUP_HEADER_BYTES};
 use crate::format::segment::SEGMENT_HEADER_BYTES;
 use crate::format::{record, Place, ALIGN};
+use crate::machine::control::Change;
 
 impl Scanner {
     pub(super) fn cut(
@@ -180,7 +181,7 @@ impl Scanner {
                 };
                 self.out
                     .chapters
-                    .on_extent(header.boot_epoch, &extent, place);
+                    .on_extent(header.boot_epoch, &extent, place, &group[extent_at..]);
             } else {
                 self.out
                     .chapters
@@ -262,7 +263,7 @@ fn records_are_good(bytes: &[u8], extent: &ExtentHeader) -> bool {
         return false;
     };
     if extent.kind != ExtentKind::Records {
-        return true;
+        return Change::decode(extent, body).is_some();
     }
     let mut at = extent.records_at();
     for offset in extent.first_offset..extent.end_offset() {

@@ -235,7 +235,7 @@ impl Scanner {
             note_name(&mut self.out.chapters, &extent, &group[extent_at..]);
             self.out
                 .chapters
-                .on_extent(header.boot_epoch, &extent, place);
+                .on_extent(header.boot_epoch, &extent, place, &group[extent_at..]);
             extent_at += extent.total_len();
         }
         self.note_group(seq, position, header);
