@@ -84,7 +84,7 @@ struct Matched {
 }
 
 /// The request being decided, and what it waits for.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Current {
     request: FollowerRequest,
     stage: Stage,
@@ -115,7 +115,7 @@ enum Change {
 }
 
 /// Disk work started and not reported yet.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Pending {
     ticket: u64,
     /// The durable tail once it is durable.
@@ -124,7 +124,7 @@ struct Pending {
 }
 
 /// An answer that waits for disk work.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Owed {
     request: u64,
     generation: Generation,
@@ -148,7 +148,7 @@ enum Resync {
 }
 
 /// One follower's copy of one log.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct FollowerLog {
     me: NodeId,
     view: Option<ReplicaView>,
@@ -412,3 +412,6 @@ impl FollowerLog {
         self.outbox.push_back(FollowerAction::Note(note));
     }
 }
+
+#[cfg(test)]
+mod tests;
