@@ -31,6 +31,8 @@ pub const CACHE_VALUE_BYTES_PER_CORE: usize = 64 << 20;
 pub const FOLLOWER_WAITING_REQUESTS: usize = 64;
 /// Bytes of batches that wait to be decided at one follower's log; a single batch may be larger.
 pub const FOLLOWER_WAITING_BYTES: usize = 64 << 20;
+/// Bytes of batches of one leader's connection read and not answered; a single batch may be larger.
+pub const PEER_REPLICATION_BYTES: usize = 64 << 20;
 /// Requests decided at one follower's log whose disk work is not durable yet; further ones wait.
 pub const FOLLOWER_OWED_ANSWERS: usize = 256;
 /// Bytes read at once, after at least one record, when a follower compares a batch with what it holds.

@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use felix_uring::auth::SigningKey;
 use felix_uring::catalog::{
-    CatalogDraft, CatalogFile, CatalogWatch, DraftAssignment, DraftNode, DraftSharded, DraftTenant,
+    check_accepted, Catalog, CatalogDraft, CatalogFile, CatalogWatch, DraftAssignment, DraftNode,
+    DraftSharded, DraftTenant,
 };
+use felix_uring::ids::{Generation, ShardId};
 
 struct Site {
     dir: tempfile::TempDir,
@@ -87,11 +89,11 @@ impl Site {
     /// Looks a second later: "same", "new", or the text of what is wrong.
     fn look(&mut self, watch: &mut CatalogWatch) -> String {
         assert!(
-            watch.poll(self.now).is_none(),
+            watch.poll(self.now, &|_| Ok(())).is_none(),
             "looked before a second had passed"
         );
         self.now += Duration::from_secs(1);
-        match watch.poll(self.now) {
+        match watch.poll(self.now, &|_| Ok(())) {
             None => "same".to_string(),
             Some(Ok(_)) => "new".to_string(),
             Some(Err(errors)) => errors.to_string(),
@@ -217,4 +219,34 @@ fn a_missing_file_at_start_is_named() {
     let site = Site::new();
     let errors = CatalogFile::load(&site.dir.path().join("none.toml")).expect_err("missing");
     assert!(errors.to_string().contains("none.toml"), "{errors}");
+}
+
+#[test]
+fn a_file_below_an_accepted_generation_is_refused() {
+    let mut site = Site::new();
+    let mut watch = site.watch();
+    // Shard 1 stands at the file's own generation, which this broker has seen at 3.
+    let accepted =
+        |shard: &ShardId| (shard.name.as_str() == "s" && shard.shard == 1).then_some(Generation(3));
+    let judge = |next: &Catalog| check_accepted(next, &accepted);
+    for (generation, taken) in [(0, false), (2, false), (3, true), (4, true)] {
+        site.draft.generation = generation;
+        site.draft
+            .streams
+            .push(stream(&format!("at-{generation}"), 1));
+        site.write();
+        site.now += Duration::from_secs(1);
+        match watch.poll(site.now, &judge).expect("a change") {
+            Ok(_) => assert!(taken, "{generation}"),
+            Err(errors) => {
+                let text = errors.to_string();
+                assert!(!taken, "{text}");
+                assert!(text.contains("shard 1 of stream t1/ns/s"), "{text}");
+                assert!(text.contains("has accepted 3"), "{text}");
+                assert!(text.contains("generation 4 or more"), "{text}");
+                assert_eq!(errors.0.len(), 1, "shard 0 is fine: {text}");
+            }
+        }
+    }
+    assert_eq!(watch.running().streams().count(), 5);
 }

@@ -36,6 +36,9 @@ pub struct ShardSnapshot {
     pub next_offset: u64,
     /// One past the last durable record.
     pub durable_offset: u64,
+    /// Of a copy: below it the copy is known to equal the log of its present leader.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub matched_offset: Option<u64>,
 }
 
 /// The storage of one core.

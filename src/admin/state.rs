@@ -3,7 +3,7 @@
 //! Small mutexes, taken by control threads and by a core about once a second; a poisoned one is
 //! read anyway, because the data behind it is only ever replaced whole.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{json, Value};
 
 use super::{CatalogSnapshot, CoreSnapshot, ProcessUsage};
+use crate::ids::{Generation, ShardId};
 use crate::metrics::MetricsHub;
 
 /// A core that has published and then stays silent this long makes `/live` answer 503.
@@ -57,6 +58,7 @@ pub struct SharedState {
     draining: AtomicBool,
     cores: Vec<Mutex<Option<Published>>>,
     catalog: Mutex<Option<CatalogSnapshot>>,
+    accepted: Mutex<HashMap<ShardId, Generation>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -76,6 +78,7 @@ impl SharedState {
             draining: AtomicBool::new(false),
             cores,
             catalog: Mutex::new(None),
+            accepted: Mutex::new(HashMap::new()),
         })
     }
 
@@ -124,6 +127,20 @@ impl SharedState {
     pub fn publish_catalog(&self, snapshot: CatalogSnapshot) {
         self.metrics.control().catalog_version.set(snapshot.version);
         *lock(&self.catalog) = Some(snapshot);
+    }
+
+    /// A log of `shard` has accepted `generation`: no catalog may go below it any more.
+    pub fn note_accepted(&self, shard: &ShardId, generation: Generation) {
+        let mut accepted = lock(&self.accepted);
+        match accepted.get_mut(shard) {
+            Some(known) => *known = generation.max(*known),
+            None => drop(accepted.insert(shard.clone(), generation)),
+        }
+    }
+
+    /// The highest generation any log of `shard` has accepted, as far as this process knows.
+    pub fn accepted(&self, shard: &ShardId) -> Option<Generation> {
+        lock(&self.accepted).get(shard).copied()
     }
 
     pub fn readiness(&self) -> Readiness {

@@ -13,11 +13,13 @@
 //!   file agree on every leader without talking to each other.
 //! * From one accepted file to the next a shard's generation never goes down, its leader and
 //!   replicas change only with a higher generation, and a stream keeps its shards and routing.
+//! * No accepted file goes below a generation at which this broker has accepted a leader.
 
 mod assignments;
 mod declared;
 mod draft;
 mod fault;
+mod floor;
 mod jwks;
 mod model;
 mod names;
@@ -30,6 +32,7 @@ mod watch;
 
 pub use draft::{CatalogDraft, DraftAssignment, DraftKey, DraftNode, DraftSharded, DraftTenant};
 pub use fault::{nearest, CatalogError, CatalogErrors, Faults};
+pub use floor::check_accepted;
 pub use jwks::{parse_jwks, JwksError};
 pub use model::{
     Assignment, Catalog, Consistency, HostPort, HostPortError, NodeIdx, NodeInfo, ShardedSpec,

@@ -235,6 +235,12 @@ impl RouteTable {
         route.shards.get(usize::try_from(id.shard).ok()?)
     }
 
+    /// When a write to a shard is acknowledged.
+    pub fn consistency(&self, id: &ShardId) -> Option<Consistency> {
+        let names = [id.tenant.as_str(), id.namespace.as_str(), id.name.as_str()];
+        Some(self.find(id.kind, names)?.consistency)
+    }
+
     /// Every shard of every stream and cache, in no particular order.
     pub fn shards(&self) -> impl Iterator<Item = &ShardRoute> {
         self.routes.values().flat_map(|route| route.shards.iter())

@@ -114,15 +114,24 @@ impl CatalogWatch {
     /// Looks at the file when a second has passed. `None`: nothing changed. `Some(Ok)`: a new
     /// catalog is in force. `Some(Err)`: the file changed into something that is refused, and
     /// the old one stays in force.
-    pub fn poll(&mut self, now: Instant) -> Option<Result<Arc<Catalog>, CatalogErrors>> {
+    ///
+    /// `judge` may refuse a file that is right in itself.
+    pub fn poll(
+        &mut self,
+        now: Instant,
+        judge: &dyn Fn(&Catalog) -> Result<(), CatalogErrors>,
+    ) -> Option<Result<Arc<Catalog>, CatalogErrors>> {
         if now < self.due {
             return None;
         }
         self.due = now + POLL_INTERVAL;
-        self.look()
+        self.look(judge)
     }
 
-    fn look(&mut self) -> Option<Result<Arc<Catalog>, CatalogErrors>> {
+    fn look(
+        &mut self,
+        judge: &dyn Fn(&Catalog) -> Result<(), CatalogErrors>,
+    ) -> Option<Result<Arc<Catalog>, CatalogErrors>> {
         let path = self.running.source().to_path_buf();
         let text = match read_text(&path) {
             Ok(text) => text,
@@ -142,6 +151,7 @@ impl CatalogWatch {
         self.seen = content;
         let judged = parsed.and_then(|next| {
             check_transition(&self.running, &next)?;
+            judge(&next)?;
             Ok(Arc::new(next))
         });
         if let Ok(next) = &judged {

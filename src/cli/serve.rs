@@ -31,6 +31,7 @@ pub fn run(args: &ServeArgs, out: &mut dyn Write) -> Result<Exit, CommandError> 
         let exit = match &error {
             ServeError::HostUnfit(_) => Exit::HostUnfit,
             ServeError::Damaged(_) => Exit::Damaged,
+            ServeError::CatalogTooOld(_) => Exit::Usage,
             ServeError::Start(_) | ServeError::Unfinished(_) => Exit::Failed,
         };
         CommandError::new(exit, error)

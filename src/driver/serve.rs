@@ -15,15 +15,15 @@ use shard_executor::topology::{
 };
 use shard_executor::{inbox, InboxSender, Mesh, StallMonitor};
 use signal_hook::consts::{SIGINT, SIGTERM};
-use storage_uring::{RecoveredSet, Storage};
+use storage_uring::{LogKind, LogName, RecoveredSet, Storage};
 
 use super::core::{Control, Core, CoreEnd, CoreParts};
 use super::quic::{bind_reuseport, ServerTls};
 use super::{secret, settings};
 use crate::admin::{AdminServer, CatalogSnapshot, NodeInfo, SharedState};
-use crate::catalog::{Catalog, CatalogWatch};
+use crate::catalog::{check_accepted, Catalog, CatalogWatch};
 use crate::config::{Config, CoreSelection, Loaded};
-use crate::ids::NodeId;
+use crate::ids::{Generation, Namespace, NodeId, ShardId, ShardKind, StreamName, TenantId};
 use crate::metrics::{CoreMetrics, MetricsHub};
 use crate::preflight::{self, PreflightInput};
 use crate::tls::{CertEvent, CertWatch};
@@ -43,6 +43,9 @@ pub enum ServeError {
     /// The host lacks something; the text says what and how to mend it.
     #[error("{0}")]
     HostUnfit(String),
+    /// The catalog contradicts what is on this broker's disk.
+    #[error("{0}")]
+    CatalogTooOld(String),
     /// A part could not be started.
     #[error("{0}")]
     Start(String),
@@ -193,6 +196,11 @@ impl Broker {
         })?;
         state.hold("recovery", "the logs are being recovered");
         let recovered = recover(&config, core_count)?;
+        for (shard, generation) in accepted_generations(&recovered) {
+            state.note_accepted(&shard, generation);
+        }
+        check_accepted(&catalog.catalog, &|shard| state.accepted(shard))
+            .map_err(|errors| ServeError::CatalogTooOld(errors.to_string()))?;
         state.release("recovery");
         let warm_up = prepare_warm_up_file(&config.data_dir)
             .map_err(|error| start_error("cannot write to the data directory", &error))?;
@@ -325,7 +333,9 @@ impl Broker {
     }
 
     fn watch_catalog(&mut self, now: Instant, version: &mut u64) {
-        match self.catalog.poll(now) {
+        let state = Arc::clone(&self.state);
+        let judge = |next: &Catalog| check_accepted(next, &|shard| state.accepted(shard));
+        match self.catalog.poll(now, &judge) {
             None => {}
             Some(Ok(catalog)) => {
                 *version += 1;
@@ -491,6 +501,29 @@ fn recover(config: &Config, core_count: usize) -> Result<Arc<RecoveredSet>, Serv
         "logs recovered"
     );
     Ok(recovered)
+}
+
+/// The generations the logs on disk have accepted. A name that is none of ours is nobody's shard.
+fn accepted_generations(recovered: &RecoveredSet) -> Vec<(ShardId, Generation)> {
+    let of_log = |(log, accepted): (LogName, u64)| {
+        let kind = match log.kind {
+            LogKind::Stream | LogKind::Cursors | LogKind::DeadLetters => ShardKind::Stream,
+            LogKind::Cache | LogKind::Counters => ShardKind::Cache,
+        };
+        let shard = ShardId {
+            kind,
+            tenant: TenantId::new(&log.tenant).ok()?,
+            namespace: Namespace::new(&log.namespace).ok()?,
+            name: StreamName::new(&log.name).ok()?,
+            shard: log.shard,
+        };
+        Some((shard, Generation(accepted)))
+    };
+    recovered
+        .accepted()
+        .into_iter()
+        .filter_map(of_log)
+        .collect()
 }
 
 fn placement(config: &Config) -> Result<Placement, ServeError> {

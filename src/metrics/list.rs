@@ -112,6 +112,15 @@ metrics! {
 
         family peer_requests(InternalKind) "peer_requests_total" "Requests read from other brokers, by kind.";
         family peer_requests_refused(PeerCode) "peer_requests_refused_total" "Requests of other brokers refused, by code.";
+        gauge follower_logs "follower_logs" "Logs of which this core keeps a copy for another broker.";
+        counter follower_records "follower_records_total" "Records taken over from leaders.";
+        counter follower_accepted "follower_accepted_generations_total" "Newer generations of leaders accepted by copies.";
+        counter follower_truncations "follower_truncations_total" "Times a former leader's last records were dropped because a newer leader lacks them.";
+        counter follower_dropped_records "follower_dropped_records_total" "Records dropped by such a truncation or a rebuild.";
+        counter follower_conflicts "follower_conflicts_total" "Batches refused because stored records differ and may not be dropped.";
+        counter follower_bootstraps "follower_bootstraps_total" "Copies started where their leader's log starts.";
+        counter follower_rebuilds "follower_rebuilds_total" "Copies discarded at their leader's request.";
+        counter follower_poisoned "follower_poisoned_total" "Copies closed by a failed write or sync until the next start.";
         counter peer_bytes_in "peer_received_bytes_total" "Stream bytes read from other brokers.";
         counter peer_bytes_out "peer_sent_bytes_total" "Stream bytes written to other brokers.";
 

@@ -268,13 +268,6 @@ pub fn check_replication(
     }
 }
 
-/// What a replicate message that passed [`check_replication`] is answered with by a broker that
-/// keeps no replicas: the code that halts that log at the leader, without harming the link.
-pub const REPLICATION_NOT_SERVED: (PeerCode, &str) = (
-    PeerCode::UnsupportedKind,
-    "this broker does not keep replicas",
-);
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,4 +13,5 @@ mod kill;
 mod outcomes;
 mod ownership;
 mod peer_input;
+mod replicas;
 mod stop;

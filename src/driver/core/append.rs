@@ -39,6 +39,8 @@ pub(super) enum AppendWaiter {
     Lane { core: usize, ticket: u64 },
     /// A write to a cache's or a counter's log of this core.
     Cache(Box<CacheWrite>),
+    /// A copy of a shard another broker leads.
+    Follower { copy: u64, ticket: u64 },
 }
 
 /// A log this core has opened.
@@ -184,6 +186,14 @@ impl Core {
             result,
         } in completions.drain(..)
         {
+            self.touched_logs.push(log);
+            let Some(waiter) = self.appends.remove(token) else {
+                continue;
+            };
+            if let AppendWaiter::Follower { copy, ticket } = waiter {
+                self.on_follower_work(copy, ticket, result);
+                continue;
+            }
             let result = match result {
                 Ok(()) => AppendResult::Stored(Appended {
                     first: Offset(range.start),
@@ -191,10 +201,7 @@ impl Core {
                 }),
                 Err(_) => AppendResult::StorageFailed,
             };
-            self.touched_logs.push(log);
-            if let Some(waiter) = self.appends.remove(token) {
-                self.finish_append(waiter, result);
-            }
+            self.finish_append(waiter, result);
         }
         self.completions = completions;
         self.wake_touched_readers();
@@ -216,6 +223,8 @@ impl Core {
                 self.send_answer(core, LaneMsg::AppendDone { ticket, result });
             }
             AppendWaiter::Cache(write) => self.settle_cache_write(*write, result),
+            // Told by `take_completions`, which knows more than the result.
+            AppendWaiter::Follower { .. } => self.metrics.internal_faults.inc(),
         }
     }
 

@@ -12,6 +12,7 @@ use crate::catalog::Catalog;
 use crate::ids::{Generation, NodeId, ShardId};
 use crate::proto::cache::{CacheFailure, CacheReply, CacheRequest};
 use crate::proto::outcome::Appended;
+use crate::proto::replication::{ReplicaLogKey, ReplicateAnswer, ReplicateBody};
 use crate::wire::internal::Payloads;
 
 use super::super::quic::{EndpointId, StrayDatagram};
@@ -35,6 +36,13 @@ pub enum LaneMsg {
     Read(Box<LaneRead>),
     /// The answer to [`LaneMsg::Read`].
     ReadDone { ticket: u64, result: ReadResult },
+    /// A leader's request for a copy on the receiving core.
+    Replicate(Box<LaneReplicate>),
+    /// The answer to [`LaneMsg::Replicate`].
+    Replicated {
+        ticket: u64,
+        answer: ReplicateAnswer,
+    },
     /// Nobody waits for this read any more.
     CancelRead { shard: Arc<ShardId>, ticket: u64 },
 }
@@ -51,6 +59,18 @@ pub struct LaneCache {
     pub shard: Arc<ShardId>,
     pub generation: Generation,
     pub request: CacheRequest,
+}
+
+/// What a leader asks of a follower's copy of one log.
+pub struct LaneReplicate {
+    pub ticket: u64,
+    pub key: ReplicaLogKey,
+    /// The name the sender greeted with.
+    pub sender: Arc<str>,
+    /// The connection it came on, numbered over all cores and the life of the process.
+    pub connection: u64,
+    pub generation: Generation,
+    pub body: ReplicateBody,
 }
 
 /// What a cache or counter operation came to on the core that owns the shard.

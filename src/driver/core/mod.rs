@@ -12,6 +12,7 @@ mod append;
 mod cache;
 mod cache_load;
 mod client;
+mod follower;
 mod forward;
 mod link;
 mod message;
@@ -161,6 +162,9 @@ pub struct Core {
     cache_memory: cache::CacheMemory,
     cache_reads: Slots<cache_load::CacheRead>,
     lane_caches: Slots<cache::CacheWaiter>,
+    followers: follower::Followers,
+    /// Requests of leaders that arrived on this core, whichever core they are for.
+    replicate_waiters: Slots<peer_replication::ReplicateWaiter>,
     disk_reads: reads::DiskReads,
     read_results: VecDeque<(u64, message::ReadResult)>,
     shard_failures: HashMap<Arc<ShardId>, ShardFailure>,
@@ -172,6 +176,8 @@ pub struct Core {
     peer_tls: Arc<PeerTls>,
     peer_client_config: quinn_proto::ClientConfig,
     accepted_peers: HashMap<ConnId, peer_server::PeerConn>,
+    /// Peer connections accepted so far.
+    peers_accepted: u64,
     peer_bounds: peer_bounds::PeerBounds,
     links: HashMap<NodeId, link::Link>,
     link_conns: HashMap<ConnId, NodeId>,
@@ -266,6 +272,8 @@ impl Core {
             cache_memory: cache::CacheMemory::default(),
             cache_reads: Slots::default(),
             lane_caches: Slots::default(),
+            followers: follower::Followers::default(),
+            replicate_waiters: Slots::default(),
             disk_reads: reads::DiskReads::default(),
             read_results: VecDeque::new(),
             shard_failures: HashMap::new(),
@@ -275,6 +283,7 @@ impl Core {
             peer_tls: parts.peer_tls,
             peer_client_config,
             accepted_peers: HashMap::new(),
+            peers_accepted: 0,
             peer_bounds: peer_bounds::PeerBounds::new(settings.peer_inbound_in_flight),
             links: HashMap::new(),
             link_conns: HashMap::new(),

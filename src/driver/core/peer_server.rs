@@ -8,12 +8,14 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use rustls::pki_types::CertificateDer;
 
 use crate::ids::{CorrelationId, Offset};
+use crate::limits::PEER_REPLICATION_BYTES;
 use crate::metrics::{self, CloseReason as ClosedBy, ConnectionRole, FrameFault, InternalKind};
 use crate::proto::convert::greeting_of;
 use crate::proto::handshake::{ListenerAction, ListenerHandshake, PeerIdentity, StreamPlace};
@@ -41,6 +43,10 @@ pub(super) struct PeerConn {
     handshake: ListenerHandshake,
     streams: HashMap<StreamId, PeerStream>,
     first_stream: Option<StreamId>,
+    /// Its number over all cores and the life of the process.
+    serial: u64,
+    /// Bytes of its batches of records not answered yet.
+    replication_bytes: usize,
 }
 
 struct PeerStream {
@@ -75,6 +81,8 @@ impl Core {
         self.metrics
             .connections_opened
             .inc(ConnectionRole::PeerListener);
+        self.peers_accepted += 1;
+        let serial = self.peers_accepted << 16 | u64::from(self.index);
         self.accepted_peers.insert(
             conn,
             PeerConn {
@@ -82,8 +90,37 @@ impl Core {
                 handshake,
                 streams: HashMap::new(),
                 first_stream: None,
+                serial,
+                replication_bytes: 0,
             },
         );
+    }
+
+    /// The number of a peer's connection; no two have the same.
+    pub(super) fn peer_serial(&self, conn: ConnId) -> u64 {
+        self.accepted_peers.get(&conn).map_or(0, |peer| peer.serial)
+    }
+
+    /// Counts a batch of a leader in, and names its sender; `None` when too much of it waits already.
+    pub(super) fn take_replication_bytes(
+        &mut self,
+        conn: ConnId,
+        bytes: usize,
+    ) -> Option<Arc<str>> {
+        let peer = self.accepted_peers.get_mut(&conn)?;
+        let after = peer.replication_bytes + bytes;
+        // One batch is taken whatever its size.
+        if peer.replication_bytes > 0 && after > PEER_REPLICATION_BYTES {
+            return None;
+        }
+        peer.replication_bytes = after;
+        Some(Arc::from(peer.handshake.peer().unwrap_or("")))
+    }
+
+    pub(super) fn give_back_replication_bytes(&mut self, conn: ConnId, bytes: usize) {
+        if let Some(peer) = self.accepted_peers.get_mut(&conn) {
+            peer.replication_bytes -= bytes;
+        }
     }
 
     pub(super) fn on_peer_stream_opened(&mut self, conn: ConnId, stream: StreamId, bi: bool) {
@@ -297,15 +334,9 @@ impl Core {
         match message {
             Message::ForwardPublish(publish) => self.on_forwarded_publish(conn, stream, publish),
             Message::CacheOp(op) => self.on_forwarded_cache_op(conn, stream, op),
-            Message::Records(m) => self.on_records(conn, stream, &m),
-            Message::Bootstrap(m) => {
-                let asked = (m.log, &m.shard, Kind::bootstrap(m.log));
-                self.on_replication(conn, stream, m.correlation, asked, true);
-            }
-            Message::Rebuild(m) => {
-                let asked = (m.log, &m.shard, Kind::ReplicateRebuild);
-                self.on_replication(conn, stream, m.correlation, asked, true);
-            }
+            Message::Records(m) => self.on_records(conn, stream, m),
+            Message::Bootstrap(m) => self.on_bootstrap(conn, stream, &m),
+            Message::Rebuild(m) => self.on_rebuild(conn, stream, &m),
             // The greeting was handled before; answers never arrive here.
             Message::Hello(_)
             | Message::HelloOk(_)
@@ -333,7 +364,7 @@ impl Core {
         self.answer_peer(conn, stream, &answer);
     }
 
-    fn count_peer_refusal(&self, code: PeerCode) {
+    pub(super) fn count_peer_refusal(&self, code: PeerCode) {
         self.metrics.peer_requests_refused.inc(peer_code(code));
     }
 
@@ -385,12 +416,6 @@ impl Core {
         let owed: u32 = peer.streams.values().map(|state| state.owed).sum();
         self.peer_bounds.requests -= owed as usize;
         Some(peer)
-    }
-
-    /// The name the peer greeted with.
-    pub(super) fn peer_name(&self, conn: ConnId) -> &str {
-        let peer = self.accepted_peers.get(&conn);
-        peer.and_then(|peer| peer.handshake.peer()).unwrap_or("")
     }
 
     pub(super) fn close_peer(&mut self, conn: ConnId, code: u32, reason: &str) {

@@ -31,6 +31,8 @@ pub(super) enum ReadWaiter {
     Lane { core: usize, ticket: u64 },
     /// A cache of this core: one value, or the next stretch of a log being loaded.
     Cache { token: u64 },
+    /// A copy of a shard another broker leads compares a batch with what it holds.
+    Follower { copy: u64, ticket: u64 },
 }
 
 struct DiskRead {
@@ -234,6 +236,9 @@ impl Core {
                 self.send_answer(core, LaneMsg::ReadDone { ticket, result });
             }
             ReadWaiter::Cache { token } => self.on_cache_read(token, result),
+            ReadWaiter::Follower { copy, ticket } => {
+                self.on_follower_read(copy, ticket, &result);
+            }
         }
     }
 }

@@ -88,6 +88,16 @@ impl Core {
     }
 
     fn shard_snapshots(&self) -> Vec<ShardSnapshot> {
+        let copies = self.follower_status(MAX_LISTED_SHARDS);
+        let copies = copies.into_iter().map(|copy| ShardSnapshot {
+            shard: copy.name,
+            role: "follower".to_owned(),
+            generation: copy.generation.0,
+            base_offset: copy.base,
+            next_offset: copy.tail,
+            durable_offset: copy.durable_tail,
+            matched_offset: copy.match_mark,
+        });
         self.logs
             .iter()
             .take(MAX_LISTED_SHARDS)
@@ -101,8 +111,10 @@ impl Core {
                     base_offset: self.storage.base(open.log),
                     next_offset: self.storage.tail(open.log),
                     durable_offset: self.storage.durable_tail(open.log),
+                    matched_offset: None,
                 }
             })
+            .chain(copies)
             .collect()
     }
 

@@ -59,6 +59,14 @@ impl<T> Slots<T> {
         Some(value)
     }
 
+    pub fn get(&self, token: u64) -> Option<&T> {
+        let entry = self.entries.get(token as u32 as usize)?;
+        if u64::from(entry.generation) != token >> 32 {
+            return None;
+        }
+        entry.value.as_ref()
+    }
+
     pub fn get_mut(&mut self, token: u64) -> Option<&mut T> {
         let entry = self.entries.get_mut(token as u32 as usize)?;
         if u64::from(entry.generation) != token >> 32 {

@@ -190,6 +190,8 @@ impl Core {
                 self.read_here(&read.shard, read.read, waiter);
             }
             LaneMsg::ReadDone { ticket, result } => self.read_results.push_back((ticket, result)),
+            LaneMsg::Replicate(request) => self.replicate_here(from, *request),
+            LaneMsg::Replicated { ticket, answer } => self.finish_replicate(ticket, answer),
             LaneMsg::CancelRead { shard, ticket } => {
                 self.cancel_read(&shard, ReadWaiter::Lane { core: from, ticket });
             }
@@ -331,6 +333,7 @@ impl Core {
                 self.verifier.replace_keys(&catalog);
                 self.drop_readers_of_moved_shards();
                 self.drop_moved_caches();
+                self.followers_after_catalog();
                 self.forwards_after_catalog();
             }
             Control::Resolved { node, addr } => {
@@ -351,6 +354,8 @@ impl Core {
             && self.lane_caches.is_empty()
             && self.cache_reads.is_empty()
             && self.forwards.is_empty()
+            && self.replicate_waiters.is_empty()
+            && self.follower_requests() == 0
             && self
                 .lane_backlog
                 .iter()
@@ -388,6 +393,10 @@ impl Core {
             ),
             (self.cache_reads.len(), "cache reads not finished"),
             (self.forwards.len(), "forwarded requests without an answer"),
+            (
+                self.replicate_waiters.len(),
+                "batches of leaders without an answer",
+            ),
         ] {
             if count > 0 {
                 self.say_cut(format!("{count} {what}"));

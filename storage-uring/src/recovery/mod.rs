@@ -317,6 +317,15 @@ impl RecoveredSet {
         names
     }
 
+    /// The logs found that have accepted a generation, with the highest; logs whose name was lost are left
+    /// out.
+    pub fn accepted(&self) -> Vec<(LogName, u64)> {
+        let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_log = |log: &RecoveredLog| Some((log.name.clone()?, log.seed.control.accepted));
+        let found = logs.values().filter_map(of_log);
+        found.filter(|(_, accepted)| *accepted > 0).collect()
+    }
+
     /// Hands a log to `core`; an empty one when it was never written.
     pub fn take(&self, name: &LogName, core: u16) -> Result<LogSeed, LogError> {
         let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);

@@ -2,10 +2,11 @@
 
 use super::position::mark_at_first_contact;
 use super::{DiskWork, FollowerLog, FollowerNote, FollowerRequest, LogHealth, Matched};
+use crate::ids::{Generation, NodeId};
 use crate::proto::outcome::PeerCode;
 use crate::proto::ownership::{check_replication, ReplicaSetView};
 use crate::proto::replication::history::Newest;
-use crate::proto::replication::types::ReplicateBody;
+use crate::proto::replication::types::{ReplicaView, ReplicateAnswer, ReplicateBody};
 
 type Refusal = (PeerCode, &'static str);
 
@@ -38,24 +39,12 @@ impl FollowerLog {
 
     /// Generation, then membership.
     fn authorise(&self, request: &FollowerRequest) -> Result<(), Refusal> {
-        let view = self.view.as_ref().map(|view| ReplicaSetView {
-            generation: view.generation,
-            leader: Some(&view.leader),
-            replicas: &view.replicas,
-        });
         let accepted = match self.health {
             LogHealth::Opening => None,
             LogHealth::Open | LogHealth::Poisoned | LogHealth::Broken => Some(self.at.accepted),
         };
-        let (me, sender) = (&self.me, &request.sender);
-        check_replication(me, sender, view, accepted, request.generation).map_err(|code| {
-            let detail = match code {
-                PeerCode::FencedEpoch => "a newer generation is known here",
-                PeerCode::StaleRoute => "that generation or shard is not known here",
-                _ => "not this shard's leader speaking to its follower",
-            };
-            (code, detail)
-        })
+        let (me, view) = (&self.me, self.view.as_ref());
+        authority(me, view, accepted, &request.sender, request.generation)
     }
 
     fn usable(&self, body: &ReplicateBody) -> Result<(), Refusal> {
@@ -113,6 +102,45 @@ impl FollowerLog {
         was.mark
             .filter(|_| same_leader && same_process && reaches_back)
     }
+}
+
+/// What a broker that does not follow the shard answers; it keeps no copy to ask. `accepted` is the highest
+/// generation it has ever accepted for the shard.
+pub fn answer_of_outsider(
+    me: &NodeId,
+    view: Option<&ReplicaView>,
+    accepted: Option<Generation>,
+    (sender, generation): (&str, Generation),
+    body: &ReplicateBody,
+) -> ReplicateAnswer {
+    let checked =
+        numbers_are_sound(body).and_then(|()| authority(me, view, accepted, sender, generation));
+    let (code, detail) = checked
+        .err()
+        .unwrap_or((PeerCode::Unavailable, "the assignment is changing"));
+    ReplicateAnswer::refused(code, detail)
+}
+
+fn authority(
+    me: &NodeId,
+    view: Option<&ReplicaView>,
+    accepted: Option<Generation>,
+    sender: &str,
+    generation: Generation,
+) -> Result<(), Refusal> {
+    let view = view.map(|view| ReplicaSetView {
+        generation: view.generation,
+        leader: Some(&view.leader),
+        replicas: &view.replicas,
+    });
+    check_replication(me, sender, view, accepted, generation).map_err(|code| {
+        let detail = match code {
+            PeerCode::FencedEpoch => "a newer generation is known here",
+            PeerCode::StaleRoute => "that generation or shard is not known here",
+            _ => "not this shard's leader speaking to its follower",
+        };
+        (code, detail)
+    })
 }
 
 fn numbers_are_sound(body: &ReplicateBody) -> Result<(), Refusal> {

@@ -39,6 +39,7 @@ use position::Positions;
 pub use action::{
     DiskError, DiskWork, FollowerAction, FollowerNote, FollowerRequest, StoredReadError,
 };
+pub use checks::answer_of_outsider;
 
 /// Whether the log can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
