@@ -40,7 +40,7 @@ for mode in direct forward; do
 done
 
 "$bench" quic --rounds "$rounds"
-"$bench" quic --rounds "$rounds" --spin-us 50
+"$bench" quic --rounds "$rounds" --spin-us 0
 "$bench" append --rounds "$rounds"
 "$bench" append --rounds "$rounds" --shards 1 --payload-bytes 1K --outstanding 1
 "$bench" limits

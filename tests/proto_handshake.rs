@@ -234,13 +234,16 @@ fn a_link_is_up_only_after_the_broker_dialled_has_answered() {
         "not the answer to our Hello"
     );
     assert_eq!(machine.on_hello_ok(HELLO_CORRELATION, "b"), DiallerStep::Up);
+    let wrong = failed(dialler().on_hello_ok(HELLO_CORRELATION, "c"));
     assert_eq!(
-        failed(dialler().on_hello_ok(HELLO_CORRELATION, "c")),
+        wrong,
         HandshakeFailure::WrongNode {
             dialled: node("b"),
             answered: "c".into()
         }
     );
+    assert!(wrong.doubts_address());
+    assert_eq!(wrong.severity(), Severity::Refused);
 }
 
 #[test]

@@ -435,6 +435,15 @@ fn the_wrong_broker_at_an_address_is_closed_and_reported() {
         pair.reports[..],
         [LinkReport::NeverUp(HandshakeFailure::WrongNode { .. })]
     ));
+    // That address is not dialled again soon; another one is, at once.
+    for _ in 0..70 {
+        pair.request();
+        pair.wait(Duration::from_millis(100));
+    }
+    assert_eq!(pair.dials, 1);
+    pair.link.on_address_changed();
+    pair.request();
+    assert_eq!(pair.dials, 2);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use felix_uring::cli::{CommandError, Exit, EXIT_HELP};
 
 use crate::append::{run_append, AppendArgs};
 use crate::compare::{run_compare, CompareArgs};
-use crate::forward::{run_forward, ForwardArgs};
+use crate::forward::{run_beside, run_forward, BesideArgs, ForwardArgs};
 use crate::limits::{run_limits, LimitsArgs};
 use crate::plot::{run_plot, PlotArgs};
 use crate::relay::{run_ingress, run_owner, IngressArgs, OwnerArgs};
@@ -42,6 +42,8 @@ struct Cli {
 enum Command {
     /// Publish to brokers, check every record, report
     Forward(Box<ForwardArgs>),
+    /// Small forwarded publishes beside large ones on the same link
+    Beside(BesideArgs),
     /// Storage alone, beside raw durable writes
     Append(AppendArgs),
     /// Transport alone: our QUIC driver beside tokio and quinn
@@ -63,6 +65,7 @@ enum Command {
 /// The commands by their names on the command line.
 const NAMES: &[&str] = &[
     "forward",
+    "beside",
     "append",
     "quic",
     "limits",
@@ -121,6 +124,7 @@ fn dispatch(command: &Command, out: &mut dyn Write) -> Result<Exit, CommandError
     let failed = |error: anyhow::Error| CommandError::failed(format!("{error:#}"));
     match command {
         Command::Forward(args) => run_forward(args, out),
+        Command::Beside(args) => run_beside(args, out),
         Command::Append(args) => run_append(args, out).map(|()| Exit::Done),
         Command::Quic(args) => run_quic(args, out).map(|()| Exit::Done).map_err(failed),
         Command::Limits(args) => run_limits(args, out).map(|()| Exit::Done),

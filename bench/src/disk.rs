@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use io_uring::{opcode, types, IoUring};
 
 use crate::cpu::thread_cpu_seconds;
+use crate::meter::Latency;
 
 /// Offsets and lengths are multiples of this.
 pub const ALIGN_BYTES: usize = 4096;
@@ -262,6 +263,8 @@ pub struct DiskRate {
     pub mb_per_s: f64,
     /// Mean time of one write, with `depth` at once.
     pub mean_us: f64,
+    /// Median time of one write, with `depth` at once.
+    pub median_us: f64,
     /// CPU seconds of the writing thread on a GB.
     pub cpu_s_per_gb: f64,
 }
@@ -284,6 +287,7 @@ pub fn measure_disk(
     let started = Instant::now();
     let cpu = thread_cpu_seconds();
     let (mut next, mut writes, mut busy) = (0u64, 0u64, Duration::ZERO);
+    let mut latency = Latency::new();
     let mut failed = None;
     let mut sent_at = std::collections::HashMap::new();
     while failed.is_none() && (started.elapsed() < duration || ring.in_kernel() > 0) {
@@ -305,9 +309,11 @@ pub fn measure_disk(
         }
         ring.reap(|done| {
             writes += 1;
-            busy += sent_at
+            let took = sent_at
                 .remove(&done.tag)
                 .map_or(Duration::ZERO, |at| at.elapsed());
+            busy += took;
+            latency.record(took.as_nanos() as u64);
             failed = done.result.err();
             spare.push(done.buffer);
         });
@@ -321,6 +327,7 @@ pub fn measure_disk(
         writes_per_s: writes as f64 / seconds,
         mb_per_s: bytes / seconds / 1e6,
         mean_us: busy.as_secs_f64() * 1e6 / writes.max(1) as f64,
+        median_us: latency.at(0.5),
         cpu_s_per_gb: (thread_cpu_seconds() - cpu) / (bytes / 1e9),
     })
 }

@@ -20,6 +20,7 @@ pub use client::{get, HttpError, HttpResponse};
 pub use process::ProcessUsage;
 pub use server::{AdminServer, MAX_HEAD_BYTES, REQUEST_DEADLINE};
 pub use snapshot::{
-    CatalogSnapshot, CoreSnapshot, PeerSnapshot, ShardFailure, ShardSnapshot, StorageSnapshot,
+    CatalogSnapshot, CoreSnapshot, HeldSnapshot, PathSnapshot, PeerSnapshot, ShardFailure,
+    ShardSnapshot, StorageSnapshot,
 };
 pub use state::{NodeInfo, Readiness, SharedState, LIVE_SILENCE};

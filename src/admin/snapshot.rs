@@ -18,6 +18,7 @@ pub struct CoreSnapshot {
     pub forwards_in_flight: u64,
     pub shards: Vec<ShardSnapshot>,
     pub storage: StorageSnapshot,
+    pub held: HeldSnapshot,
     #[serde(skip)]
     pub peers: Vec<PeerSnapshot>,
     #[serde(skip)]
@@ -65,10 +66,41 @@ pub struct PeerSnapshot {
     pub state: String,
     pub in_flight: u64,
     pub failures_in_a_row: u64,
+    /// While a failure keeps it from being dialled: for how much longer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_in_ms: Option<u64>,
+    /// Of the connection, while there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathSnapshot>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
+}
+
+/// The network path of a connection.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct PathSnapshot {
+    /// Smoothed round-trip time.
+    pub rtt_us: u64,
+    /// Largest UDP payload the path is known to carry.
+    pub mtu_bytes: u64,
+    /// Times the path was judged to have become narrower.
+    pub black_holes: u64,
+    pub sent_packets: u64,
+    pub lost_packets: u64,
+}
+
+/// What a core holds for connections and requests; all of it falls back when they end.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct HeldSnapshot {
+    /// QUIC connections, closing ones included.
+    pub connections: u64,
+    /// Streams to and from other brokers.
+    pub peer_streams: u64,
+    /// Requests of other brokers not answered yet.
+    pub peer_requests: u64,
+    pub timers: u64,
+    pub forwards: u64,
+    pub appends: u64,
 }
 
 /// A shard that does not serve, why, and what to do about it.

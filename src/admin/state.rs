@@ -56,6 +56,7 @@ pub struct SharedState {
     started: Instant,
     holds: Mutex<BTreeMap<String, String>>,
     draining: AtomicBool,
+    catalog_wanted: AtomicBool,
     cores: Vec<Mutex<Option<Published>>>,
     catalog: Mutex<Option<CatalogSnapshot>>,
     accepted: Mutex<HashMap<ShardId, Generation>>,
@@ -76,6 +77,7 @@ impl SharedState {
             started: Instant::now(),
             holds: Mutex::new(holds),
             draining: AtomicBool::new(false),
+            catalog_wanted: AtomicBool::new(false),
             cores,
             catalog: Mutex::new(None),
             accepted: Mutex::new(HashMap::new()),
@@ -111,6 +113,17 @@ impl SharedState {
 
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    /// A core found another broker than the catalog says at some address: the catalog is to be read
+    /// again, without waiting for the next look at it.
+    pub fn ask_for_catalog(&self) {
+        self.catalog_wanted.store(true, Ordering::Release);
+    }
+
+    /// Whether [`SharedState::ask_for_catalog`] was called since the last time.
+    pub fn take_catalog_request(&self) -> bool {
+        self.catalog_wanted.swap(false, Ordering::AcqRel)
     }
 
     /// Replaces what is known of core `index`; a core that does not exist is a bug of the caller

@@ -128,6 +128,11 @@ impl CatalogWatch {
         self.look(judge)
     }
 
+    /// Makes the next [`CatalogWatch::poll`] look at the file whatever the time.
+    pub fn look_soon(&mut self, now: Instant) {
+        self.due = self.due.min(now);
+    }
+
     fn look(
         &mut self,
         judge: &dyn Fn(&Catalog) -> Result<(), CatalogErrors>,

@@ -220,11 +220,15 @@ fn status_text(status: &Value) -> String {
         line(
             "peer",
             format!(
-                "{} ({}) from core {}: {}{}",
+                "{} ({}) from core {}: {}{}{}",
                 text(&peer["node_id"]),
                 text(&peer["address"]),
                 text(&peer["core"]),
                 text(&peer["state"]),
+                peer["path"]["mtu_bytes"]
+                    .as_u64()
+                    .map(|bytes| format!(", packets of {bytes} bytes"))
+                    .unwrap_or_default(),
                 peer["last_error"]
                     .as_str()
                     .map(|e| format!(", {e}"))

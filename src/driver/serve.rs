@@ -333,6 +333,9 @@ impl Broker {
     }
 
     fn watch_catalog(&mut self, now: Instant, version: &mut u64) {
+        if self.state.take_catalog_request() {
+            self.catalog.look_soon(now);
+        }
         let state = Arc::clone(&self.state);
         let judge = |next: &Catalog| check_accepted(next, &|shard| state.accepted(shard));
         match self.catalog.poll(now, &judge) {

@@ -107,6 +107,7 @@ metrics! {
         counter forwards_unreachable "forwards_unreachable_total" "Requests not forwarded because the owner had no connection: nothing was sent.";
         counter forwards_retried "forwards_retried_total" "Forwards tried again after an answer that proves nothing was written.";
         counter forwards_redirected "forwards_redirected_total" "Forwards sent on to the owner another broker named.";
+        counter forwards_held "forwards_held_total" "Forwards that waited for earlier or later ones of their client stream, to keep its order.";
         counter forwards_fell_back "forwards_fell_back_total" "Forwards sent again with the kind an older peer understands.";
         gauge forwards_in_flight "forwards_in_flight" "Forwarded requests not answered yet.";
 
@@ -174,6 +175,7 @@ metrics! {
         counter internal_faults "internal_faults_total" "Broken assumptions of this broker, each logged once.";
 
         histogram publish_ack_us "publish_ack_seconds" "From a publish batch read to its answer written.";
+        histogram link_loss_release_us "link_loss_release_seconds" "From a connection to another broker declared lost to the last request that waited on it ended.";
         histogram forward_round_trip_us "forward_round_trip_seconds" "From a forward written to its answer read.";
     }
 }

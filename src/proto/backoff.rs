@@ -103,6 +103,12 @@ impl Backoff {
         }
     }
 
+    /// Starts over: what failed so far concerned another address.
+    pub fn forget(&mut self) {
+        self.failures = 0;
+        self.refusals = 0;
+    }
+
     /// Failures in a row, for status reports.
     pub fn failures(&self) -> u32 {
         self.failures.saturating_add(self.refusals)

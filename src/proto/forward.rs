@@ -237,6 +237,19 @@ impl Forward {
         }
     }
 
+    /// The attempt just asked for was not made, because a later request of the same client stream may have
+    /// been applied meanwhile: the refusal before it is the outcome.
+    pub fn on_overtaken<R>(&mut self) -> Step<R> {
+        match self.phase {
+            Phase::Sending => {
+                let redirect = Refused::RedirectsExhausted(self.target.clone());
+                self.last.get_or_insert(redirect);
+                self.give_up()
+            }
+            Phase::Waiting { .. } | Phase::Finished => Step::Nothing,
+        }
+    }
+
     fn after_not_sent<R>(&mut self, now: MonoTime, cause: NotSentCause) -> Step<R> {
         self.last = Some(Refused::NotSent(cause));
         match cause {

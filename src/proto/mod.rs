@@ -9,7 +9,7 @@
 //! * [`correlation`]: requests in flight on one connection.
 //! * [`handshake`]: the greeting, both sides.
 //! * [`backoff`], [`peer`]: the life of one link to one peer.
-//! * [`forward`]: the retry table of one forwarded request.
+//! * [`forward`]: the retry table of one forwarded request; [`forward_order`]: the order of a stream's.
 //! * [`ownership`]: what an owner answers before it touches a log.
 //! * [`replication`]: copies of a shard's logs on other brokers.
 //! * [`client_code`], [`client_session`]: what a client is told, and one client's streams.
@@ -24,6 +24,7 @@ pub mod client_session;
 pub mod convert;
 pub mod correlation;
 pub mod forward;
+pub mod forward_order;
 pub mod handshake;
 pub mod outcome;
 pub mod ownership;

@@ -13,6 +13,7 @@ use crate::support::client::{refusal, Client};
 use crate::support::command::{felix, run, Ran};
 use crate::support::owner::ScriptedOwner;
 use crate::support::transport::Identity;
+use crate::support::SOON;
 
 fn read_ca(brokers: &Brokers) -> DevCa {
     let read = |path: PathBuf| std::fs::read_to_string(path).expect("a file of the authority");
@@ -113,10 +114,17 @@ async fn an_owner_that_greets_as_another_node_is_refused() {
     let brokers = ingress();
     let identity = brokers.peer_identity(1);
     let owner = ScriptedOwner::start_as(&brokers, 1, &identity, "node-3");
-    // A catalog that lags heals by itself, so this is tried again as any link that fails: after
-    // 50, 100, 200 ... ms and their jitter.
-    let words = "peer link did not come up";
-    assert_owner_is_refused(&brokers, owner, "hello_wrong_node", words, 10).await;
+    let words = "peer link refused";
+    assert_owner_is_refused(&brokers, owner, "hello_wrong_node", words, 2).await;
+    // The address stays unusable until the catalog names another one, which is then used at once.
+    let (mut right, addr) = ScriptedOwner::start_anywhere(&brokers, &identity, "node-2");
+    brokers.set_internal_addr("node-2", addr);
+    let token = brokers.token();
+    let client = Client::connect(&brokers, 0).await;
+    let mut stream = client.stream(&token).await;
+    let answering = async { right.next().await.stored_at(9).await };
+    let (taken, ()) = tokio::join!(stream.publish_until_taken(SECOND, SOON), answering);
+    assert!(taken.0 < SOON);
 }
 
 /// Runs node 0 with a peer certificate that node 1 refuses; a start does not check dates of an

@@ -11,6 +11,7 @@ use crate::support::brokers::{Brokers, FIRST, SECOND};
 use crate::support::client::{code_and_class, refusal, Client};
 use crate::support::dialler::raw_frame;
 use crate::support::owner::ScriptedOwner;
+use crate::support::SOON;
 
 /// Short, so that a test of it is.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(600);
@@ -387,4 +388,166 @@ async fn an_owner_nobody_can_reach_is_not_sent_to() {
         started.elapsed()
     );
     brokers.wait_metric(0, "felix_forwards_unreachable_total", 2.0);
+}
+
+/// The rows of the retry table that need a second owner, or several answers to one request.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redirects_budget_and_old_peers_are_as_the_table_says() {
+    let mut brokers = Brokers::prepare_with(3, |_| {});
+    brokers.start_node(0);
+    let mut owner = ScriptedOwner::start(&brokers, 1);
+    let mut other = ScriptedOwner::start(&brokers, 2);
+    let token = brokers.token();
+    let client = Client::connect(&brokers, 0).await;
+    let mut stream = client.stream(&token).await;
+    let addr_of = |index: usize| brokers.cluster.node(index).internal_addr();
+
+    // A broker not tried yet is asked although the generation is the same, with the credential.
+    stream.start_publish(SECOND, &[b"elsewhere"]).await;
+    let request = owner.next().await;
+    request.redirect("node-3", addr_of(2), 1).await;
+    let again = other.next().await;
+    assert_eq!(again.publish.shard.generation.0, 1);
+    assert_eq!(
+        again.publish.credential.as_ref().map(|c| c.as_str()),
+        Some(token.as_str())
+    );
+    again.stored_at(3).await;
+    let ack = stream.answers.ack().await;
+    assert_eq!(ack.outcome, PublishOutcome::Accepted { offset: Some(3) });
+
+    // Two owners that point at each other: each is asked once.
+    stream.start_publish(SECOND, &[b"circle"]).await;
+    owner.next().await.redirect("node-3", addr_of(2), 1).await;
+    other.next().await.redirect("node-2", addr_of(1), 1).await;
+    let ack = stream.answers.ack().await;
+    let (_, class) = class_of(&ack).expect("a refusal");
+    assert_eq!(class, RetryClass::Retry);
+
+    // An older generation corrects nothing: the same owner is asked again, as one that lags.
+    stream.start_publish(SECOND, &[b"older"]).await;
+    owner.next().await.redirect("node-3", addr_of(2), 0).await;
+    let again = owner.next().await;
+    assert_eq!(again.publish.shard.generation.0, 1);
+    again.stored_at(4).await;
+    let ack = stream.answers.ack().await;
+    assert_eq!(ack.outcome, PublishOutcome::Accepted { offset: Some(4) });
+
+    // An owner that sheds for ever is asked five times at most.
+    stream.start_publish(SECOND, &[b"shed"]).await;
+    let mut asked = 0;
+    let ack = loop {
+        tokio::select! {
+            ack = stream.answers.ack() => break ack,
+            request = owner.next() => {
+                asked += 1;
+                request.refuse(ErrorCode::Overload).await;
+            }
+        }
+    };
+    assert!((2..=5).contains(&asked), "asked {asked} times");
+    let told = ("overloaded".to_string(), RetryClass::RetryAfter);
+    assert_eq!(class_of(&ack), Some(told));
+
+    // A peer that does not know the kind with a credential is remembered as long as its connection.
+    for (round, expected) in [(0, [true, false]), (1, [true, false])] {
+        for (nth, is_authorized) in expected.into_iter().enumerate() {
+            stream.start_publish(SECOND, &[b"old peer"]).await;
+            let mut request = owner.next().await;
+            let what = format!("round {round}, publish {nth}");
+            assert_eq!(
+                request.publish.credential.is_some(),
+                is_authorized,
+                "{what}"
+            );
+            if is_authorized {
+                request.refuse(ErrorCode::UnsupportedKind).await;
+                request = owner.next().await;
+                assert!(request.publish.credential.is_none(), "{what}");
+            }
+            request.stored_at(9).await;
+            let ack = stream.answers.ack().await;
+            assert_eq!(class_of(&ack), None, "{what}");
+        }
+        owner.close_connections();
+        // The next one finds the link lost, or makes it again.
+        let deadline = Instant::now() + SOON;
+        loop {
+            stream.start_publish(SECOND, &[b"probe"]).await;
+            let ack = tokio::select! {
+                ack = stream.answers.ack() => ack,
+                request = owner.next() => {
+                    request.refuse(ErrorCode::Unauthorized).await;
+                    stream.answers.ack().await
+                }
+            };
+            match class_of(&ack) {
+                Some((_, RetryClass::Fatal)) => break,
+                _ => assert!(Instant::now() < deadline, "the link stays down"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    assert!(owner.try_next().is_none() && other.try_next().is_none());
+}
+
+/// What a client stream sends is applied in its order, whatever is refused meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_batch_is_never_applied_behind_a_later_one() {
+    let mut brokers = Brokers::prepare_with(2, |_| {});
+    brokers.start_node(0);
+    let mut owner = ScriptedOwner::start(&brokers, 1);
+    let token = brokers.token();
+    let client = Client::connect(&brokers, 0).await;
+    let mut stream = client.stream(&token).await;
+
+    // The later one was written: the refused one is not sent again, its client is told.
+    let first = stream.start_publish(SECOND, &[b"first"]).await;
+    let request = owner.next().await;
+    let second = stream.start_publish(SECOND, &[b"second"]).await;
+    let later = owner.next().await;
+    request.refuse(ErrorCode::Overload).await;
+    later.stored_at(1).await;
+    let mut told = std::collections::HashMap::new();
+    for _ in 0..2 {
+        let ack = stream.answers.ack().await;
+        told.insert(ack.request_id, class_of(&ack));
+    }
+    let refused = ("overloaded".to_string(), RetryClass::RetryAfter);
+    assert_eq!(told[&first], Some(refused));
+    assert_eq!(told[&second], None);
+    assert!(owner.try_next().is_none(), "it was sent again");
+
+    // All of them refused: they are sent again, in order, and what came later behind them.
+    let names: [&[u8]; 3] = [b"a", b"b", b"c"];
+    let mut sent = Vec::new();
+    let mut requests = Vec::new();
+    for name in names {
+        sent.push(stream.start_publish(SECOND, &[name]).await);
+        requests.push(owner.next().await);
+    }
+    requests[0].refuse(ErrorCode::StaleRoute).await;
+    // Once its second attempt has come and waits for the two behind it.
+    brokers.wait_metric(0, "felix_forwards_held_total", 1.0);
+    sent.push(stream.start_publish(SECOND, &[b"d"]).await);
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    assert!(
+        owner.try_next().is_none(),
+        "something was sent past the first"
+    );
+    for request in &requests[1..] {
+        request.refuse(ErrorCode::StaleRoute).await;
+    }
+    for (nth, name) in [b"a", b"b", b"c", b"d"].into_iter().enumerate() {
+        let request = owner.next().await;
+        let payloads: Vec<&[u8]> = request.publish.payloads.iter().collect();
+        assert_eq!(payloads, [&name[..]]);
+        request.stored_at(10 + nth as u64).await;
+    }
+    for _ in 0..4 {
+        let ack = stream.answers.ack().await;
+        assert!(sent.contains(&ack.request_id));
+        assert_eq!(class_of(&ack), None);
+    }
+    assert!(brokers.metric(0, "felix_forwards_held_total") >= 1.0);
 }

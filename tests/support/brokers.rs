@@ -101,6 +101,33 @@ impl Brokers {
         )
     }
 
+    /// Rewrites the catalog; every broker that runs takes it up.
+    pub fn edit_catalog(&self, edit: impl FnOnce(&mut toml::Table)) {
+        let path = self.cluster.catalog();
+        let text = std::fs::read_to_string(path).expect("the catalog");
+        let mut catalog: toml::Table = text.parse().expect("TOML");
+        edit(&mut catalog);
+        let fresh = path.with_extension("new");
+        std::fs::write(&fresh, catalog.to_string()).expect("a file");
+        std::fs::rename(&fresh, path).expect("a rename");
+    }
+
+    /// Has the other brokers dial `node` somewhere else than it listens.
+    pub fn set_internal_addr(&self, node: &str, addr: std::net::SocketAddr) {
+        self.edit_catalog(|catalog| {
+            let nodes = catalog
+                .get_mut("node")
+                .and_then(toml::Value::as_array_mut)
+                .expect("nodes");
+            let found = nodes
+                .iter_mut()
+                .filter_map(toml::Value::as_table_mut)
+                .find(|table| table.get("id").and_then(toml::Value::as_str) == Some(node))
+                .expect("the node");
+            found.insert("internal".into(), addr.to_string().into());
+        });
+    }
+
     /// A token that allows everything.
     pub fn token(&self) -> String {
         let token = self.cluster.token(Duration::from_secs(3600));

@@ -55,11 +55,7 @@ impl PeerClient {
     /// A stream on which nothing was sent.
     pub async fn open(&self) -> PeerStream {
         let (send, recv) = self.conn.open_bi().await.expect("a stream");
-        PeerStream {
-            send,
-            recv,
-            reader: FrameReader::new(),
-        }
+        PeerStream::of(send, recv)
     }
 
     /// A greeted stream.
@@ -81,6 +77,15 @@ pub struct PeerStream {
 }
 
 impl PeerStream {
+    /// A stream that was opened otherwise.
+    pub fn of(send: quinn::SendStream, recv: quinn::RecvStream) -> Self {
+        Self {
+            send,
+            recv,
+            reader: FrameReader::new(),
+        }
+    }
+
     /// Sends bytes as they are.
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         // A broker that has closed says so in what is read next.

@@ -11,6 +11,7 @@ pub mod command;
 pub mod dialler;
 pub mod owner;
 pub mod transport;
+pub mod udp_relay;
 
 use std::time::Duration;
 

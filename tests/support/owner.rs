@@ -57,7 +57,27 @@ impl ScriptedOwner {
     /// The same with another certificate or another name in the greeting.
     pub fn start_as(brokers: &Brokers, index: usize, identity: &Identity, greets: &str) -> Self {
         let addr: SocketAddr = brokers.cluster.node(index).internal_addr();
+        Self::listen(brokers, addr, identity, greets).0
+    }
+
+    /// Listens on a port of its own, which is given as well.
+    pub fn start_anywhere(
+        brokers: &Brokers,
+        identity: &Identity,
+        greets: &str,
+    ) -> (Self, SocketAddr) {
+        let anywhere = (std::net::Ipv4Addr::LOCALHOST, 0).into();
+        Self::listen(brokers, anywhere, identity, greets)
+    }
+
+    fn listen(
+        brokers: &Brokers,
+        addr: SocketAddr,
+        identity: &Identity,
+        greets: &str,
+    ) -> (Self, SocketAddr) {
         let endpoint = listen_as_peer(addr, identity, brokers.cluster.ca());
+        let addr = endpoint.local_addr().expect("a bound socket");
         let (publishes, requests) = mpsc::unbounded_channel();
         let (cache, cache_requests) = mpsc::unbounded_channel();
         let sender = Senders { publishes, cache };
@@ -85,7 +105,7 @@ impl ScriptedOwner {
                 });
             }
         });
-        owner
+        (owner, addr)
     }
 
     /// The next forwarded publish.

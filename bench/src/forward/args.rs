@@ -6,10 +6,14 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use felix_uring::cli::CommandError;
+use felix_uring::driver::quic::SPIN_BUDGET;
 use felix_uring::limits::{MAX_CLIENT_FRAME_BYTES, MAX_PAYLOADS, MAX_RECORD_BYTES};
 
 use crate::record::RECORD_HEADER_BYTES;
 use crate::units::{parse_bytes, parse_duration, parse_rate};
+
+/// What the brokers' `--spin-us` is when nobody says.
+pub const BROKER_SPIN_US: u64 = SPIN_BUDGET.as_micros() as u64;
 
 /// How a record is made durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -47,6 +51,8 @@ pub enum Verify {
     felix-bench forward --rounds 5 --json run.json\n\n  \
     # 100-byte records, 16 connections with one outstanding each, sent to their owner\n  \
     felix-bench forward --direct --payload-bytes 100 --batch 1 --connections 16 --in-flight 1\n\n  \
+    # One record at a time, beside what the hops and the write of its path take by themselves\n  \
+    felix-bench forward --batch 1 --connections 1 --in-flight 1 --rounds 5\n\n  \
     # On a fixed schedule: latency counts from the moment a batch was due\n  \
     felix-bench forward --rate 50k --batch 10 --duration 30s\n\n  \
     # A cluster that runs already\n  \
@@ -230,7 +236,20 @@ impl ForwardArgs {
             };
             return value.and_then(|v| v.parse().ok()).unwrap_or(0);
         }
-        0
+        BROKER_SPIN_US
+    }
+
+    /// Whether there is never more than one record on its way.
+    pub fn is_one_outstanding(&self) -> bool {
+        self.connections == 1 && self.in_flight == 1 && self.batch == 1 && self.rate.is_none()
+    }
+
+    /// Network hops of a publish.
+    pub fn hops(&self) -> u32 {
+        match self.direct {
+            true => 1,
+            false => 2,
+        }
     }
 
     /// `forward` or `direct`.

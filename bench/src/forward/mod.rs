@@ -2,12 +2,15 @@
 
 mod accounts;
 mod args;
+mod beside;
 mod cluster;
 mod drive;
+mod path;
 mod readback;
 mod rounds;
 
-pub use args::{Ack, Durability, ForwardArgs, Verify};
+pub use args::{Ack, Durability, ForwardArgs, Verify, BROKER_SPIN_US};
+pub use beside::{run_beside, BesideArgs, BesideReport};
 pub use cluster::keys_for;
 
 use std::io::Write;
@@ -133,8 +136,7 @@ fn add_limits(
         .next_multiple_of(4096);
     let disk = limits::disk(dir.path(), group, GROUPS_IN_FLIGHT, LIMITS_DURATION)?;
     let hop = limits::hop(dir.path(), plan.client, plan.brokers[0][0], LIMITS_DURATION)?;
-    let hops = if args.direct { 1 } else { 2 };
-    let bound = limits::bound_mb_per_s(disk.mb_per_s, hop.cpu_s_per_gb, hops, plan.distinct);
+    let bound = limits::bound_mb_per_s(disk.mb_per_s, hop.cpu_s_per_gb, args.hops(), plan.distinct);
     let l = &mut report.limits;
     l.disk_append_mb_per_s = Some(disk.mb_per_s);
     l.disk_write_bytes = Some(group);

@@ -46,6 +46,20 @@ fn from_files(destination: &Destination, ledger: &Ledger) -> Result<VerifyCounts
     Ok(counts)
 }
 
+/// Reads one shard back from the files of the stopped brokers.
+pub fn read_back_shard(
+    destination: &Destination,
+    ledger: &Ledger,
+    shard: u32,
+) -> Result<VerifyCounts> {
+    let dir = destination
+        .data_dir_of(shard)
+        .context("the files of this cluster are not ours to read")?;
+    let mut reader = Reader::open(&dir, 1)
+        .with_context(|| format!("the log in {} cannot be read", dir.display()))?;
+    check_log(&mut reader, destination, ledger, shard)
+}
+
 fn check_log(
     reader: &mut Reader,
     destination: &Destination,

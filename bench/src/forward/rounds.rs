@@ -9,6 +9,7 @@ use super::accounts::{Account, Snapshot};
 use super::args::ForwardArgs;
 use super::cluster::Destination;
 use super::drive::{drive, Edge};
+use super::path::{one_outstanding, PathProbe, PathSample};
 use crate::client::{trust, LoadError, LoadReport, LoadSpec, Protocol, Tally, Target};
 use crate::cpu::CpuPlan;
 use crate::meter::{Latency, SeriesPoint, Spread};
@@ -39,6 +40,8 @@ pub struct Rounds<'a> {
     plan: &'a CpuPlan,
     run: u64,
     relay: Option<RelayPair>,
+    path: Option<PathProbe>,
+    path_samples: Vec<PathSample>,
     relay_rounds: Vec<RelayRound>,
     broker_rounds: Vec<BrokerRound>,
     accounts: Vec<Account>,
@@ -64,6 +67,13 @@ impl<'a> Rounds<'a> {
             plan,
             run: random_u64(),
             relay,
+            path: match dir {
+                Some(dir) if !args.no_probe && args.is_one_outstanding() => {
+                    Some(PathProbe::start(dir, plan, args.payload_bytes as usize)?)
+                }
+                _ => None,
+            },
+            path_samples: Vec::new(),
             relay_rounds: Vec::new(),
             broker_rounds: Vec::new(),
             accounts: Vec::new(),
@@ -79,10 +89,12 @@ impl<'a> Rounds<'a> {
         self.relay_round()?;
         for _ in 0..self.args.rounds {
             self.broker_round(destination)?;
+            self.path_round()?;
             self.relay_round()?;
         }
-        // Its processes are not to disturb what follows.
+        // Their processes are not to disturb what follows.
         self.relay = None;
+        self.path = None;
         Ok(())
     }
 
@@ -155,6 +167,15 @@ impl<'a> Rounds<'a> {
             latency: load.meter.latency().clone(),
             cpu_s_per_gb: [(to[0] - from[0]) / gb, (to[1] - from[1]) / gb],
         });
+        Ok(())
+    }
+
+    fn path_round(&mut self) -> Result<(), LoadError> {
+        if let Some(path) = &self.path {
+            let sample = path.sample();
+            let sample = sample.map_err(|error| LoadError::Setup(format!("{error:#}")))?;
+            self.path_samples.push(sample);
+        }
         Ok(())
     }
 
@@ -321,6 +342,7 @@ impl<'a> Rounds<'a> {
         if self.relay_rounds.is_empty() {
             return Limits::default();
         }
+        let p50s: Vec<f64> = rounds.iter().map(|r| r.latency_us.p50).collect();
         let mut latency = Latency::new();
         self.relay_rounds
             .iter()
@@ -338,6 +360,7 @@ impl<'a> Rounds<'a> {
                 median(|r| r.cpu_s_per_gb[0]),
                 median(|r| r.cpu_s_per_gb[1]),
             ]),
+            one_outstanding: one_outstanding(self.args.hops(), &p50s, &self.path_samples),
             ..Limits::default()
         }
     }

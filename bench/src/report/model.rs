@@ -180,6 +180,24 @@ pub struct Limits {
     pub relay_latency_us: Option<LatencySummary>,
     /// The relay probe: CPU seconds of ingress and owner on 10^9 payload bytes.
     pub relay_cpu_s_per_gb: Option<[f64; 2]>,
+    /// One record at a time: what its path alone takes; null for other workloads.
+    #[serde(default)]
+    pub one_outstanding: Option<OneOutstanding>,
+}
+
+/// One record at a time, beside the parts of its path measured in the same rounds. Microseconds.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct OneOutstanding {
+    /// Median latency of a publish, over the rounds.
+    pub p50_us: Spread,
+    /// Network hops of its path.
+    pub hops: u64,
+    /// Median of an echo of the record's size, both ends asleep in between.
+    pub echo_p50_us: Spread,
+    /// Median of one durable write of the record's blocks.
+    pub write_p50_us: Spread,
+    /// Latency by (hops x echo + write), round by round.
+    pub ratio: Spread,
 }
 
 /// Where a run was measured.

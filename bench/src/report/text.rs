@@ -162,6 +162,19 @@ fn write_limits(out: &mut String, report: &RunReport) -> std::fmt::Result {
             "bound         {bound:.0} MB/s; the run reached {ratio:.2} of it"
         )?;
     }
+    if let Some(one) = &l.one_outstanding {
+        writeln!(
+            out,
+            "one alone     p50 {}, {:.2} ({:.2} to {:.2}) of {} parked echoes of {} and one durable write of {}",
+            micros(one.p50_us.median),
+            one.ratio.median,
+            one.ratio.min,
+            one.ratio.max,
+            one.hops,
+            micros(one.echo_p50_us.median),
+            micros(one.write_p50_us.median),
+        )?;
+    }
     Ok(())
 }
 

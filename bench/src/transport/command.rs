@@ -33,7 +33,7 @@ pub struct QuicArgs {
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
     /// How long our driver looks for input before it waits, in us
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = crate::forward::BROKER_SPIN_US)]
     pub spin_us: u64,
     /// Write the figures to a file
     #[arg(long, value_name = "FILE")]

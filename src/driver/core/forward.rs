@@ -19,6 +19,7 @@ use crate::proto::cache::{CacheFailure, CacheReply, CacheRequest};
 use crate::proto::convert::PeerReply;
 use crate::proto::correlation::Family;
 use crate::proto::forward::{Forward, ForwardOp, Step};
+use crate::proto::forward_order::Turn;
 use crate::proto::outcome::{
     Appended, ForwardKind, IndeterminateCause, NotSentCause, Outcome, PeerCode, PeerError, Refused,
     SendResult, Target, UnknownCause,
@@ -32,6 +33,7 @@ use crate::wire::internal::{
 use super::append::AppendWaiter;
 use super::cache::CacheWaiter;
 use super::client::{ClientCache, ClientPublish};
+use super::forward_orders::{ChainId, OrderKey};
 use super::message::{AppendRefusal, AppendResult, CacheResult};
 use super::timers::Timer;
 use super::{peer_code, Core};
@@ -44,6 +46,10 @@ pub(super) struct PendingForward {
     pub target: Target,
     pub slot: Option<StreamSlot>,
     sent_at: Instant,
+    /// An attempt that waits for others of its client stream.
+    held: Option<(Target, ForwardKind)>,
+    /// The client stream's chain; cache operations have none.
+    chain: Option<ChainId>,
 }
 
 /// What is sent, whoever the owner turns out to be.
@@ -95,6 +101,16 @@ impl ForwardWork {
 }
 
 impl ForwardBody {
+    /// The client stream and shard whose order it belongs to; cache operations have none.
+    fn order(&self) -> Option<OrderKey> {
+        match &self.work {
+            ForwardWork::Publish { client, .. } => {
+                Some((client.conn, client.stream, Arc::clone(&self.shard_id)))
+            }
+            ForwardWork::Cache { .. } => None,
+        }
+    }
+
     /// Whether the internal wire can say it: names and keys are bounded there.
     pub fn fits_wire(&self) -> bool {
         let id = &self.shard_id;
@@ -155,19 +171,72 @@ impl Core {
     pub(super) fn start_forward(&mut self, target: Target, body: ForwardBody) -> u64 {
         let limits = self.settings.forward_limits;
         let (machine, step) = Forward::start(body.work.op(), target.clone(), self.mono, limits);
+        let chain = body.order().map(|key| self.forward_orders.chain(key));
         let pending = PendingForward {
             machine,
             body,
             target,
             slot: None,
             sent_at: self.now,
+            held: None,
+            chain,
         };
         let token = self.forwards.insert(pending);
         self.metrics
             .forwards_in_flight
             .set(self.forwards.len() as u64);
-        self.run_forward(token, step);
+        let turn = match chain {
+            Some(chain) => self.forward_orders.begin(chain, token),
+            None => Turn::Send,
+        };
+        match (turn, step) {
+            (Turn::Hold, Step::Send { target, kind }) => self.hold_forward(token, target, kind),
+            (Turn::Send | Turn::Hold | Turn::GiveUp, step) => self.run_forward(token, step),
+        }
         token
+    }
+
+    fn hold_forward(&mut self, token: u64, target: Target, kind: ForwardKind) {
+        self.metrics.forwards_held.inc();
+        if let Some(pending) = self.forwards.get_mut(token) {
+            pending.held = Some((target, kind));
+        }
+    }
+
+    /// Whether a further attempt may be made now, given what else its client stream has under way.
+    fn turn_of_retry(&mut self, token: u64) -> Turn {
+        let Some(pending) = self.forwards.get_mut(token) else {
+            return Turn::Send;
+        };
+        match pending.chain {
+            Some(chain) if pending.machine.attempts() > 1 => {
+                self.forward_orders.on_retry(chain, token)
+            }
+            Some(_) | None => Turn::Send,
+        }
+    }
+
+    /// Sends, or ends, what was held for others of its client stream that have ended.
+    pub(super) fn release_forwards(&mut self) {
+        while let Some((token, turn)) = self.forward_orders.next_release() {
+            let Some(pending) = self.forwards.get_mut(token) else {
+                continue;
+            };
+            let Some((target, kind)) = pending.held.take() else {
+                continue;
+            };
+            match turn {
+                Turn::Send | Turn::Hold => {
+                    if let Err((sent_as, cause)) = self.send_forward(token, &target, kind) {
+                        self.on_forward_result(token, sent_as, SendResult::NotSent(cause));
+                    }
+                }
+                Turn::GiveUp => {
+                    let step = pending.machine.on_overtaken();
+                    self.run_forward(token, step);
+                }
+            }
+        }
     }
 
     /// Carries out steps until the forward waits for something or ends.
@@ -178,18 +247,37 @@ impl Core {
                 Step::Nothing => return,
                 Step::WaitUntil(at) => return self.timers.push(at, Timer::Forward { token }),
                 Step::Finish(outcome) => return self.finish_forward(token, outcome),
-                Step::Send { target, kind } => match self.send_forward(token, &target, kind) {
-                    Ok(()) => return,
-                    Err((sent_as, cause)) => {
-                        self.count_not_sent(cause);
-                        let Some(pending) = self.forwards.get_mut(token) else {
-                            return;
-                        };
-                        let result = SendResult::NotSent(cause);
-                        step = pending.machine.on_result(self.mono, sent_as, result);
-                    }
-                },
+                Step::Send { target, kind } => {
+                    let tried = match self.turn_of_retry(token) {
+                        Turn::Send => self.send_forward(token, &target, kind),
+                        Turn::Hold => return self.hold_forward(token, target, kind),
+                        Turn::GiveUp => {
+                            let Some(pending) = self.forwards.get_mut(token) else {
+                                return;
+                            };
+                            step = pending.machine.on_overtaken();
+                            continue;
+                        }
+                    };
+                    let Err((sent_as, cause)) = tried else {
+                        return;
+                    };
+                    self.count_not_sent(cause);
+                    self.note_refused(token);
+                    let Some(pending) = self.forwards.get_mut(token) else {
+                        return;
+                    };
+                    let result = SendResult::NotSent(cause);
+                    step = pending.machine.on_result(self.mono, sent_as, result);
+                }
             }
+        }
+    }
+
+    /// An attempt was surely not applied; its chain may move on.
+    fn note_refused(&mut self, token: u64) {
+        if let Some(chain) = self.forwards.get_mut(token).and_then(|p| p.chain) {
+            self.forward_orders.on_refused(chain, token);
         }
     }
 
@@ -281,6 +369,12 @@ impl Core {
         };
         let waited = self.now.saturating_duration_since(pending.sent_at);
         match &result {
+            SendResult::NotSent(_) | SendResult::NotLeader(_) | SendResult::Error(_) => {
+                self.note_refused(token);
+            }
+            SendResult::Ok(_) | SendResult::Unknown(_) => {}
+        }
+        match &result {
             SendResult::Ok(_) => self.metrics.forward_round_trip_us.record(waited),
             SendResult::NotLeader(_) => self.metrics.forwards_redirected.inc(),
             SendResult::Error(error) if error.code == PeerCode::UnsupportedKind => {
@@ -329,6 +423,11 @@ impl Core {
         self.metrics
             .forwards_in_flight
             .set(self.forwards.len() as u64);
+        if let Some(chain) = pending.chain {
+            let may_be_applied = !matches!(outcome, Outcome::Refused(_));
+            self.forward_orders
+                .on_finished(chain, token, may_be_applied);
+        }
         match &outcome {
             Outcome::Done { .. } => self.metrics.forwards_acked.inc(),
             Outcome::Refused(Refused::Peer(error)) => {

@@ -4,6 +4,7 @@
 //! asked, so nothing here crosses a lane.
 
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 
@@ -20,7 +21,7 @@ use crate::wire::internal::{encode, on_answer_event, FrameReader, Hello, Message
 
 use super::timers::Timer;
 use super::Core;
-use crate::driver::quic::{CloseReason, ConnId, ReadEnd, Refuser, StreamId};
+use crate::driver::quic::{CloseReason, ConnId, ConnStats, ReadEnd, Refuser, StreamId};
 
 /// Stream bytes read in one go before other streams get their turn.
 const READ_QUANTUM_BYTES: usize = 1 << 20;
@@ -35,6 +36,8 @@ pub(super) struct Link {
     timer_at: Option<crate::proto::MonoTime>,
     last_error: Option<String>,
     addr: Option<SocketAddr>,
+    /// When the transport declared the connection lost, until everything that waited on it has ended.
+    lost_at: Option<Instant>,
 }
 
 struct Dialled {
@@ -55,6 +58,8 @@ pub(super) struct LinkStatus {
     pub phase: LinkPhase,
     pub in_flight: usize,
     pub failures: u64,
+    pub retry_in: Option<Duration>,
+    pub path: Option<ConnStats>,
     pub last_error: Option<String>,
 }
 
@@ -118,7 +123,10 @@ impl Core {
             .as_socket_addr()
             .or_else(|| self.resolved.get(id).copied());
         if let Some(link) = self.links.get_mut(id) {
-            link.addr = addr;
+            if link.addr != addr {
+                link.addr = addr;
+                link.machine.on_address_changed();
+            }
             return;
         }
         let seed = self.random_u64();
@@ -130,6 +138,7 @@ impl Core {
             timer_at: None,
             last_error: None,
             addr,
+            lost_at: None,
         };
         self.links.insert(info.node_id.clone(), link);
     }
@@ -402,6 +411,7 @@ impl Core {
             return;
         };
         link.last_error = Some(reason.to_string());
+        link.lost_at = Some(Instant::now());
         let Some(dialled) = link.conn.take_if(|dialled| dialled.id == conn) else {
             return;
         };
@@ -430,8 +440,11 @@ impl Core {
                     .handshakes_failed
                     .inc(handshake_fault(&failure));
                 let error = last_error.unwrap_or_default();
+                if failure.doubts_address() {
+                    self.state.ask_for_catalog();
+                }
                 if failure.severity() == crate::proto::backoff::Severity::Refused {
-                    tracing::error!(peer = %node, why = failure.name(), error, "peer link refused; check this broker's certificate and node id against the peer's CA, then wait for the next attempt");
+                    tracing::error!(peer = %node, why = failure.name(), error, "peer link refused; check certificates, node ids and the peer's address in the catalog; dialled again when the catalog names another address, or after a long wait");
                 } else {
                     tracing::warn!(peer = %node, why = failure.name(), error, "peer link did not come up");
                 }
@@ -444,6 +457,10 @@ impl Core {
                 unknown_requests,
             } => {
                 self.metrics.connections_closed.inc(closed_label(cause));
+                // The machine reports the loss behind the last result of what waited.
+                if let Some(at) = self.links.get_mut(node).and_then(|l| l.lost_at.take()) {
+                    self.metrics.link_loss_release_us.record(at.elapsed());
+                }
                 tracing::warn!(peer = %node, cause = cause.name(), unknown_requests, "peer link lost");
             }
         }
@@ -457,7 +474,9 @@ impl Core {
                 addr: link.addr.map(|addr| addr.to_string()).unwrap_or_default(),
                 phase: link.machine.phase(),
                 in_flight: link.machine.in_flight(),
-                failures: link.machine.counters().never_up + link.machine.counters().lost,
+                failures: u64::from(link.machine.failures()),
+                retry_in: link.machine.retry_at().map(|at| at.since(self.mono)),
+                path: link.conn.as_ref().and_then(|c| self.pump.conn_stats(c.id)),
                 last_error: link.last_error.clone(),
             })
             .collect()

@@ -14,6 +14,7 @@ mod cache_load;
 mod client;
 mod follower;
 mod forward;
+mod forward_orders;
 mod link;
 mod message;
 mod peer_bounds;
@@ -185,6 +186,7 @@ pub struct Core {
     pending_links: Vec<NodeId>,
     resolved: HashMap<NodeId, SocketAddr>,
     forwards: Slots<forward::PendingForward>,
+    forward_orders: forward_orders::ForwardOrders,
     scratch: BytesMut,
 
     /// Streams with bytes left unread by a quantum or a bound.
@@ -291,6 +293,7 @@ impl Core {
             pending_links: Vec::new(),
             resolved: HashMap::new(),
             forwards: Slots::default(),
+            forward_orders: forward_orders::ForwardOrders::default(),
             scratch: link::new_scratch(),
             read_again: Vec::new(),
             report_at: now,

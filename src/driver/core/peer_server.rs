@@ -49,6 +49,13 @@ pub(super) struct PeerConn {
     replication_bytes: usize,
 }
 
+impl PeerConn {
+    /// Streams the peer opened and neither side has finished.
+    pub fn stream_count(&self) -> usize {
+        self.streams.len()
+    }
+}
+
 struct PeerStream {
     reader: FrameReader,
     /// A frame that waits for the greeting on another stream.

@@ -1,8 +1,12 @@
 //! What a core tells the control threads about itself, about once a second.
 
-use crate::admin::{CoreSnapshot, PeerSnapshot, ShardFailure, ShardSnapshot, StorageSnapshot};
+use crate::admin::{
+    CoreSnapshot, HeldSnapshot, PathSnapshot, PeerSnapshot, ShardFailure, ShardSnapshot,
+    StorageSnapshot,
+};
 use crate::proto::peer::LinkPhase;
 
+use super::peer_server::PeerConn;
 use super::Core;
 
 /// Shards listed in a status report; the rest is in the metrics.
@@ -27,6 +31,7 @@ impl Core {
             forwards_in_flight: self.forwards.len() as u64,
             shards: self.shard_snapshots(),
             storage: self.storage_snapshot(),
+            held: self.held(),
             peers: self.peer_snapshots(),
             failures: self.failures(),
         };
@@ -146,10 +151,30 @@ impl Core {
                 .to_owned(),
                 in_flight: link.in_flight as u64,
                 failures_in_a_row: link.failures,
-                retry_in_ms: None,
+                retry_in_ms: link.retry_in.map(|wait| wait.as_millis() as u64),
+                path: link.path.map(|path| PathSnapshot {
+                    rtt_us: path.rtt.as_micros() as u64,
+                    mtu_bytes: path.mtu_bytes.into(),
+                    black_holes: path.black_holes,
+                    sent_packets: path.sent_packets,
+                    lost_packets: path.lost_packets,
+                }),
                 last_error: link.last_error,
             })
             .collect()
+    }
+
+    fn held(&self) -> HeldSnapshot {
+        let accepted = self.accepted_peers.values();
+        let accepted_streams: usize = accepted.map(PeerConn::stream_count).sum();
+        HeldSnapshot {
+            connections: self.pump.open_connections() as u64,
+            peer_streams: (self.link_streams.len() + accepted_streams) as u64,
+            peer_requests: self.peer_bounds.requests as u64,
+            timers: self.timers.len() as u64,
+            forwards: self.forwards.len() as u64,
+            appends: self.appends.len() as u64,
+        }
     }
 
     fn failures(&self) -> Vec<ShardFailure> {

@@ -60,6 +60,11 @@ pub(super) struct Timers {
 }
 
 impl Timers {
+    /// Timers not due yet, those of work that is over included.
+    pub fn len(&self) -> usize {
+        self.heap.len()
+    }
+
     pub fn push(&mut self, at: MonoTime, timer: Timer) {
         self.sequence += 1;
         self.heap.push(Due {

@@ -78,6 +78,7 @@ impl Core {
         }
         self.run_subscriptions();
         self.run_links();
+        self.release_forwards();
         self.storage.kick();
         is_busy |= self.drain_backlog();
         is_busy |= self.pump.flush(self.now);
@@ -88,6 +89,7 @@ impl Core {
             self.report_at = self.now + REPORT_PERIOD;
             self.greeting_timeouts();
             self.tend_caches();
+            self.forward_orders.sweep();
             self.report();
         }
         let took = self.now.elapsed().as_micros() as u64;
@@ -111,10 +113,15 @@ impl Core {
     /// more than a short look, when there is something to come.
     fn finds_work_soon(&mut self) -> bool {
         let (storage, signal, port) = (&self.storage, &self.signal, &self.port);
-        self.pump.spin(self.settings.spin, || {
+        let found = self.pump.spin(self.settings.spin, || {
             storage.kick();
             signal.is_set() || port.is_readable()
-        })
+        });
+        if found {
+            // The turn that follows looks at everything the signal may stand for.
+            self.signal.take();
+        }
+        found
     }
 
     async fn wait(&mut self, alarm: &mut Alarm) {

@@ -77,16 +77,24 @@ impl HandshakeFailure {
     /// How soon dialling again can help.
     pub fn severity(&self) -> Severity {
         match self {
-            Self::Refused {
+            // Nothing changes at that address until somebody changes the catalog or the broker there.
+            Self::WrongNode { .. }
+            | Self::Refused {
                 code: PeerCode::Unauthorized,
                 ..
             } => Severity::Refused,
-            Self::Refused { .. }
-            | Self::WrongNode { .. }
-            | Self::ProtocolViolation
-            | Self::TimedOut => Severity::Passing,
+            Self::Refused { .. } | Self::ProtocolViolation | Self::TimedOut => Severity::Passing,
             Self::Closed(cause) => cause.severity(),
         }
+    }
+
+    /// Whether another broker seems to live at the address dialled, so that the catalog should be read
+    /// again at once: it greeted, or it showed a certificate, under another name.
+    pub fn doubts_address(&self) -> bool {
+        matches!(
+            self,
+            Self::WrongNode { .. } | Self::Closed(CloseCause::PeerCertificateInvalid)
+        )
     }
 
     /// The failure's name as written in metrics.

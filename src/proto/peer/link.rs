@@ -119,6 +119,24 @@ impl<T: Copy, R> PeerLink<T, R> {
         }
     }
 
+    /// Inside the backoff window: when the peer may be dialled again.
+    pub fn retry_at(&self) -> Option<MonoTime> {
+        match self.state {
+            State::Backoff { until } => Some(until),
+            State::Idle
+            | State::Connecting { .. }
+            | State::Greeting { .. }
+            | State::Up { .. }
+            | State::Draining { .. }
+            | State::Retired => None,
+        }
+    }
+
+    /// Failures since the link last was up for long enough.
+    pub fn failures(&self) -> u32 {
+        self.backoff.failures()
+    }
+
     /// Requests sent and not answered.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
@@ -171,6 +189,11 @@ impl<T: Copy, R> PeerLink<T, R> {
         self.actions.pop_front()
     }
 
+    /// Whether [`Self::poll_action`] has something.
+    pub fn has_actions(&self) -> bool {
+        !self.actions.is_empty()
+    }
+
     /// Dials without a request, unless a connection exists, is being made, or may not be made yet.
     pub fn connect(&mut self, now: MonoTime) {
         match self.state {
@@ -178,6 +201,23 @@ impl<T: Copy, R> PeerLink<T, R> {
             State::Backoff { until } if now >= until => self.dial(now),
             State::Backoff { .. }
             | State::Connecting { .. }
+            | State::Greeting { .. }
+            | State::Up { .. }
+            | State::Draining { .. }
+            | State::Retired => {}
+        }
+    }
+
+    /// The catalog names another address for the peer: what failed at the old one says nothing about
+    /// it, so the next request dials at once. A connection that is up stays.
+    pub fn on_address_changed(&mut self) {
+        match self.state {
+            State::Backoff { .. } => {
+                self.backoff.forget();
+                self.state = State::Idle;
+            }
+            State::Idle => self.backoff.forget(),
+            State::Connecting { .. }
             | State::Greeting { .. }
             | State::Up { .. }
             | State::Draining { .. }

@@ -170,8 +170,8 @@ impl LinkClose {
 pub enum LinkReport {
     /// The greeting is done.
     Up,
-    /// A dial or a greeting failed. [`HandshakeFailure::WrongNode`] asks for the catalog to be
-    /// read again.
+    /// A dial or a greeting failed; [`HandshakeFailure::doubts_address`] says whether the catalog
+    /// should be read again.
     NeverUp(HandshakeFailure),
     /// A link that was up is gone; so many requests became unknown.
     Lost {

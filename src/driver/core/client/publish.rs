@@ -31,8 +31,8 @@ use crate::driver::quic::{ConnId, StreamId};
 
 /// A batch taken from a client and not settled yet.
 pub(in crate::driver::core) struct ClientPublish {
-    conn: ConnId,
-    stream: StreamId,
+    pub(in crate::driver::core) conn: ConnId,
+    pub(in crate::driver::core) stream: StreamId,
     owed: OwedId,
     identity: Rc<Identity>,
     /// The client wants an answer; without one a failure is counted only.
