@@ -45,6 +45,12 @@ pub const SHIP_BATCH_RECORDS: u32 = 16_384;
 pub const SHIP_WINDOW_BATCHES: usize = 8;
 /// Their payload bytes; one batch may exceed it when it is alone.
 pub const SHIP_WINDOW_BYTES: u64 = 4 << 20;
+/// Requests one core has on their way to the followers of one broker.
+pub const SHIP_LANE_REQUESTS: usize = 256;
+/// Their bytes; one request may exceed it.
+pub const SHIP_LANE_BYTES: u64 = 8 << 20;
+/// Reads from the disk for the followers of one broker at once.
+pub const SHIP_LANE_DISK_READS: usize = 4;
 
 const _: () = assert!(MAX_CLIENT_FRAME_BYTES < MAX_INTERNAL_BODY_BYTES);
 const _: () = assert!((MAX_RECORD_BYTES as u64) * 4 / 3 + 4096 < MAX_CLIENT_FRAME_BYTES as u64);

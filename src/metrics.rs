@@ -18,8 +18,8 @@ mod list;
 pub use cells::{Counter, Family, Gauge, Histogram, BUCKET_BOUNDS_US};
 pub use hub::{reference, HistogramTotals, MetricsHub};
 pub use labels::{
-    AckOutcome, ClientCode, CloseReason, ConnectionRole, FrameFault, HandshakeFault, InternalKind,
-    PeerCode, SubscriberEnd, UnackedDrop, UnknownCause,
+    AckOutcome, ClientCode, CloseReason, ConnectionRole, FrameFault, HaltLabel, HandshakeFault,
+    InternalKind, PeerCode, ShipOutcome, SubscriberEnd, UnackedDrop, UnknownCause,
 };
 pub use list::{ControlMetrics, CoreMetrics};
 

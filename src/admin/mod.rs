@@ -1,4 +1,4 @@
-//! Control-thread HTTP: `/live`, `/ready`, `/status` and `/metrics`.
+//! Control-thread HTTP: `/live`, `/ready`, `/status`, `/replication/halted` and `/metrics`.
 //!
 //! The admin listener runs on threads of its own and never touches a data core: cores publish a
 //! [`CoreSnapshot`] about once a second into [`SharedState`], control threads publish the
@@ -20,7 +20,7 @@ pub use client::{get, HttpError, HttpResponse};
 pub use process::ProcessUsage;
 pub use server::{AdminServer, MAX_HEAD_BYTES, REQUEST_DEADLINE};
 pub use snapshot::{
-    CatalogSnapshot, CoreSnapshot, HeldSnapshot, PathSnapshot, PeerSnapshot, ShardFailure,
-    ShardSnapshot, StorageSnapshot,
+    CatalogSnapshot, CoreSnapshot, HaltedSnapshot, HeldSnapshot, PathSnapshot, PeerSnapshot,
+    ReplicationSnapshot, ShardFailure, ShardSnapshot, StorageSnapshot,
 };
 pub use state::{NodeInfo, Readiness, SharedState, LIVE_SILENCE};

@@ -190,6 +190,7 @@ fn answer(path: &str, state: &SharedState) -> Answer {
         "/live" => live(state),
         "/ready" => ready(state),
         "/status" => Answer::json("200 OK", &state.status()),
+        "/replication/halted" => Answer::json("200 OK", &state.halted_replicas()),
         "/metrics" => Answer {
             status: "200 OK",
             content_type: "text/plain; version=0.0.4; charset=utf-8",
@@ -198,7 +199,7 @@ fn answer(path: &str, state: &SharedState) -> Answer {
         },
         _ => Answer::text(
             "404 Not Found",
-            "not found; there is /live, /ready, /status and /metrics\n",
+            "not found; there is /live, /ready, /status, /replication/halted and /metrics\n",
         ),
     }
 }

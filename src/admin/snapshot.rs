@@ -19,6 +19,7 @@ pub struct CoreSnapshot {
     pub shards: Vec<ShardSnapshot>,
     pub storage: StorageSnapshot,
     pub held: HeldSnapshot,
+    pub replication: ReplicationSnapshot,
     #[serde(skip)]
     pub peers: Vec<PeerSnapshot>,
     #[serde(skip)]
@@ -40,6 +41,40 @@ pub struct ShardSnapshot {
     /// Of a copy: below it the copy is known to equal the log of its present leader.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub matched_offset: Option<u64>,
+    /// One past the last record a majority is known to hold; absent for a shard nobody else holds,
+    /// and before the first mark of a generation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mark: Option<u64>,
+    /// How far a replicated shard is on its way to taking writes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub opening: Option<String>,
+}
+
+/// The replicated shards one core leads.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct ReplicationSnapshot {
+    pub shards_led: u64,
+    pub shards_open: u64,
+    /// Records the slowest replica that is not halted lacks.
+    pub lag_records: u64,
+    pub rebuilding: u64,
+    /// Writes and cache reads that wait for a majority.
+    pub waiting_writes: u64,
+    /// Empty when all is well.
+    pub halted: Vec<HaltedSnapshot>,
+}
+
+/// A copy of a log nothing is shipped to, why, and what to do about it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct HaltedSnapshot {
+    pub shard: String,
+    pub log: String,
+    pub node: String,
+    pub generation: u64,
+    /// What the replica had answered at this generation.
+    pub position: Option<u64>,
+    pub reason: String,
+    pub remedy: String,
 }
 
 /// The storage of one core.

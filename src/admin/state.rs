@@ -180,6 +180,18 @@ impl SharedState {
             .collect()
     }
 
+    /// The list `/replication/halted` answers with: every copy nothing is shipped to.
+    pub fn halted_replicas(&self) -> Value {
+        let mut halted = Vec::new();
+        for (index, slot) in self.cores.iter().enumerate() {
+            if let Some(published) = lock(slot).as_ref() {
+                let replicas = &published.snapshot.replication.halted;
+                halted.extend(replicas.iter().map(|one| with_core(index, one, None)));
+            }
+        }
+        Value::Array(halted)
+    }
+
     /// The object `/status` answers with.
     pub fn status(&self) -> Value {
         let (state, reasons) = match self.readiness() {

@@ -241,6 +241,18 @@ impl RouteTable {
         Some(self.find(id.kind, names)?.consistency)
     }
 
+    /// Every shard with the stream or cache it belongs to, in no particular order.
+    pub fn sharded_routes(&self) -> impl Iterator<Item = (&StreamRoute, &ShardRoute)> {
+        let routes = self.routes.values();
+        routes.flat_map(|stream| stream.shards.iter().map(move |shard| (stream, shard)))
+    }
+
+    /// The stream or cache a shard belongs to.
+    pub fn stream_of(&self, id: &ShardId) -> Option<&StreamRoute> {
+        let names = [id.tenant.as_str(), id.namespace.as_str(), id.name.as_str()];
+        self.find(id.kind, names)
+    }
+
     /// Every shard of every stream and cache, in no particular order.
     pub fn shards(&self) -> impl Iterator<Item = &ShardRoute> {
         self.routes.values().flat_map(|route| route.shards.iter())

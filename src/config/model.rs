@@ -94,6 +94,8 @@ pub struct PeerSettings {
     pub stream_window_bytes: u32,
     /// Receive window of a connection.
     pub connection_window_bytes: u32,
+    /// Followers given a new copy at once.
+    pub rebuilds_at_once: usize,
 }
 
 /// Bounds of a forwarded request.

@@ -310,6 +310,7 @@ fn read_peer(reader: &ValueReader) -> PeerSettings {
         tls: files.map(|[cert, key, ca]| PeerTlsPaths { cert, key, ca }),
         in_flight: reader.size("peer-in-flight"),
         in_flight_bytes: reader.whole("peer-in-flight-bytes"),
+        rebuilds_at_once: reader.size("rebuilds-at-once"),
         streams: reader.small("peer-streams") as u8,
         inbound_in_flight: reader.size("peer-inbound-in-flight"),
         request_timeout: reader.ms("peer-request-timeout-ms"),

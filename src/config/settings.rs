@@ -178,6 +178,8 @@ pub const SETTINGS: &[Setting] = &[
         "Bytes a peer may send ahead on one stream; at least the largest frame"),
     setting(PEERS, "peer-connection-window-bytes", Whole(64 * KIB, 2 * GIB), Default("142606336"),
         "Bytes a peer may send ahead on one connection; at least peer-receive-window-bytes"),
+    setting(PEERS, "rebuilds-at-once", Whole(0, 1024), Default("1"),
+        "Followers this broker, as their leader, gives a new copy at once; 0: never by itself"),
     setting(PEERS, "forward-attempts", Whole(1, 20), Default("5"),
         "Times a forwarded request is sent at most, redirects included"),
     setting(PEERS, "forward-budget-ms", Whole(1, MINUTE_MS), Default("250"),

@@ -1,16 +1,18 @@
 //! From the operator's configuration to what each part is told.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use storage_uring::{StorageConfig, SyncMethod};
 
-use super::core::Settings;
+use super::core::{RebuildBudget, Settings};
 use super::quic::TransportSettings;
 use crate::config::{self, Config};
 use crate::proto::backoff::BackoffLimits;
 use crate::proto::client_session::StreamLimits;
 use crate::proto::forward::ForwardLimits;
 use crate::proto::peer::LinkLimits;
+use crate::proto::replication::leader::ShipLimits;
 
 /// Publish bytes of one client connection in work before its streams are not read. One frame of
 /// the largest size always fits.
@@ -71,6 +73,9 @@ pub(super) fn core_settings(config: &Config) -> Settings {
         },
         drain_patience: config.shutdown_deadline,
         token_cache_entries: client.token_cache_entries,
+        ship_limits: ShipLimits::default(),
+        rebuilds: Arc::new(RebuildBudget::new(peer.rebuilds_at_once)),
+        quorum_timeout: client.quorum_timeout,
     }
 }
 

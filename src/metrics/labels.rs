@@ -82,6 +82,31 @@ labels! {
         ReplicateRebuild = "replicate_rebuild",
         Unknown = "unknown",
     }
+    /// What a request to a follower came to.
+    ShipOutcome("outcome") {
+        Ok = "ok",
+        LogGap = "log_gap",
+        LogConflict = "log_conflict",
+        FencedEpoch = "fenced_epoch",
+        StaleRoute = "stale_route",
+        Unavailable = "unavailable",
+        Overload = "overload",
+        Unauthorized = "unauthorized",
+        Malformed = "malformed",
+        StorageFailed = "storage_failed",
+        UnsupportedKind = "unsupported_kind",
+        NotSent = "not_sent",
+        Unknown = "unknown",
+    }
+    /// Why shipping to a follower stopped.
+    HaltLabel("reason") {
+        Diverged = "diverged",
+        NeedsBootstrap = "needs_bootstrap",
+        Fenced = "fenced",
+        Unsupported = "unsupported",
+        Unauthorized = "unauthorized",
+        Storage = "storage",
+    }
     /// How an acknowledged publish went down on disk: on this broker or on the owner.
     AckOutcome("path") {
         Local = "local",

@@ -125,6 +125,23 @@ metrics! {
         counter peer_bytes_in "peer_received_bytes_total" "Stream bytes read from other brokers.";
         counter peer_bytes_out "peer_sent_bytes_total" "Stream bytes written to other brokers.";
 
+        family ship_batches(ShipOutcome) "replication_requests_total" "Requests sent to followers, by what they came to.";
+        counter ship_records "replication_shipped_records_total" "Records sent to followers, resent ones included.";
+        counter ship_bytes "replication_shipped_bytes_total" "Payload bytes sent to followers, resent ones included.";
+        counter ship_disk_reads "replication_disk_reads_total" "Batches for followers that were read from the disk.";
+        family ship_halts(HaltLabel) "replication_halts_total" "Times shipping to a replica stopped, by reason.";
+        gauge replicated_shards_led "replicated_shards_led" "Shards with other holders that this broker leads.";
+        gauge replicated_shards_open "replicated_shards_open" "Those of them that take writes.";
+        gauge_max replication_lag_records "replication_lag_records" "Records the slowest replica that is not halted lacks: what a lost leader may cost at leader consistency.";
+        gauge replicas_halted "replicas_halted" "Copies of logs nothing is shipped to; listed at /replication/halted.";
+        gauge replicas_rebuilding "replicas_rebuilding" "Copies of logs being made anew.";
+        counter rebuilds_started "replication_rebuilds_started_total" "Replicas that discarded a copy to be given a new one.";
+        counter rebuilds_completed "replication_rebuilds_completed_total" "New copies that became level.";
+        counter rebuilds_refused "replication_rebuilds_refused_total" "Rebuilds a replica refused or did not answer.";
+        gauge quorum_waiting "quorum_waiting" "Writes and cache reads that wait for a majority.";
+        counter quorum_timeouts "quorum_timeouts_total" "Writes and cache reads no majority held in time.";
+        counter quorum_leadership_lost "quorum_leadership_lost_total" "Writes and cache reads that waited for a majority when leadership was lost.";
+
         family connections_opened(ConnectionRole) "connections_opened_total" "Connections that came up.";
         family connections_closed(CloseReason) "connections_closed_total" "Connections that ended, by reason.";
         gauge client_connections "client_connections" "Client connections up now.";

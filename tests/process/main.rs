@@ -17,4 +17,6 @@ mod outcomes;
 mod ownership;
 mod peer_input;
 mod replicas;
+mod replicate_lead;
 mod stop;
+mod three_brokers;

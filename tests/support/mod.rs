@@ -9,6 +9,7 @@ pub mod cache_client;
 pub mod client;
 pub mod command;
 pub mod dialler;
+pub mod follower;
 pub mod owner;
 pub mod transport;
 pub mod udp_relay;

@@ -4,6 +4,7 @@ mod accounts;
 mod args;
 mod beside;
 mod cluster;
+mod copies;
 mod drive;
 mod path;
 mod readback;
@@ -23,11 +24,14 @@ use crate::client::LoadError;
 use crate::cpu::{plan_cpus, usable_cpus, CpuPlan};
 use crate::limits;
 use crate::place::WorkDir;
-use crate::report::{self, describe_host, RunReport, Workload, SCHEMA};
+use crate::report::{self, describe_host, CopyCounts, RunReport, Workload, SCHEMA};
 use cluster::Destination;
+use copies::compare_copies;
 use readback::read_back;
 use rounds::Rounds;
 
+/// How long followers may take to become level after the load.
+const LEVEL_PATIENCE: Duration = Duration::from_secs(60);
 /// Length of each measurement of the limits.
 const LIMITS_DURATION: Duration = Duration::from_secs(2);
 /// A guess of the group size for the disk measurement when no broker tells its own.
@@ -65,7 +69,8 @@ fn files(args: &ForwardArgs) -> impl Iterator<Item = PathBuf> + '_ {
 
 /// A run that moved nothing, or cannot prove what it moved, has not succeeded.
 fn verdict(args: &ForwardArgs, report: &RunReport) -> Exit {
-    if !report.verify.is_clean() {
+    let is_equal = report.copies.as_ref().is_none_or(CopyCounts::is_equal);
+    if !report.verify.is_clean() || !is_equal {
         return Exit::Damaged;
     }
     let unchecked =
@@ -89,6 +94,9 @@ fn on_own_cluster(args: &ForwardArgs, plan: &CpuPlan) -> Result<RunReport, Comma
     let mut destination = Destination::start(args, dir.path(), plan).map_err(failed)?;
     let mut rounds = Rounds::new(args, plan, Some(dir.path())).map_err(failed)?;
     rounds.run(&mut destination).map_err(load_failed)?;
+    if args.replicas > 1 {
+        destination.wait_level(LEVEL_PATIENCE).map_err(failed)?;
+    }
     let mode = args.verify_mode();
     let mut ledger = Some(rounds.take_ledger());
     let mut verify = None;
@@ -103,6 +111,9 @@ fn on_own_cluster(args: &ForwardArgs, plan: &CpuPlan) -> Result<RunReport, Comma
     }
     let mut report = rounds.report(&destination);
     report.verify = verify.unwrap_or_default();
+    if args.replicas > 1 {
+        report.copies = Some(compare_copies(&destination).map_err(failed)?);
+    }
     if !args.no_probe {
         add_limits(args, plan, &dir, &rounds, &mut report).map_err(failed)?;
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::accounts::{Account, Snapshot};
-use super::args::ForwardArgs;
+use super::args::{Ack, ForwardArgs};
 use super::cluster::Destination;
 use super::drive::{drive, Edge};
 use super::path::{one_outstanding, PathProbe, PathSample};
@@ -57,6 +57,13 @@ impl<'a> Rounds<'a> {
             ingress: (!args.direct).then(|| plan.brokers[0][0]),
             owner: owner.copied().unwrap_or(0),
             spin_us: args.broker_spin_us(),
+            replicas: plan
+                .brokers
+                .iter()
+                .filter_map(|cpus| cpus.first().copied())
+                .take(usize::from(args.replicas) - 1)
+                .collect(),
+            await_replica: args.ack == Ack::Quorum && args.replicas > 1,
         };
         let relay = match dir {
             Some(dir) if !args.no_probe => Some(RelayPair::start(&dir.join("relay"), relay_plan)?),

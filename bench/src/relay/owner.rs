@@ -1,7 +1,10 @@
 //! The relay's owner: reads batches, sums them, makes them durable, answers.
+//!
+//! With replicas it hands every durable batch on to them, which are owners of their own, and may wait for
+//! the first of them before it answers: the hops of a replicated publish, and nothing of its rules.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -9,7 +12,8 @@ use anyhow::{bail, Context, Result};
 use bytes::{BufMut, Bytes, BytesMut};
 use clap::Args;
 use felix_uring::driver::quic::{
-    ConnId, Pump, PumpEvent, ReadEnd, ServerSetup, ServerTls, StreamId, TransportSettings,
+    client_config, ConnId, Pump, PumpEvent, ReadEnd, ServerSetup, ServerTls, StreamId,
+    TransportSettings,
 };
 use shard_executor::rt;
 
@@ -21,6 +25,8 @@ use super::net::{self, TlsFiles, OWNER_ID};
 const GROUP_BYTES: usize = 1 << 20;
 /// As many on their way as the broker has.
 const GROUPS_IN_FLIGHT: usize = 2;
+/// The replicas have to be reachable within this time.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 /// Written in advance and begun again when full.
 const FILE_BYTES: u64 = 256 << 20;
 
@@ -45,6 +51,12 @@ pub struct OwnerArgs {
     /// Its key
     #[arg(long)]
     pub client_key: Option<PathBuf>,
+    /// Other owners that are handed every durable batch
+    #[arg(long)]
+    pub replica: Vec<SocketAddr>,
+    /// Answer only once one of them has a batch durably
+    #[arg(long)]
+    pub await_replica: bool,
     /// Look for work this long before waiting, in us; as the brokers do
     #[arg(long, default_value_t = 0)]
     pub spin_us: u64,
@@ -73,18 +85,53 @@ pub fn run_owner(args: OwnerArgs) -> Result<()> {
         let path = args.dir.join("relay.journal");
         let journal = Journal::open(&path, FILE_BYTES, GROUP_BYTES, GROUPS_IN_FLIGHT)
             .with_context(|| format!("cannot prepare {}", path.display()))?;
-        net::announce(&args.ready, pump.local_addr(endpoint)?)?;
+        let addr = pump.local_addr(endpoint)?;
+        let replicas = dial_replicas(&mut pump, &args)?;
         Owner {
             pump,
             journal,
             streams: HashMap::new(),
             records: 0,
             spin: Duration::from_micros(args.spin_us),
+            replicas,
+            await_replica: args.await_replica,
+            shipped: HashMap::new(),
+            next_ship: 0,
         }
-        .serve()
+        .serve(|| net::announce(&args.ready, addr))
         .await
     })?
     .join()?
+}
+
+fn dial_replicas(pump: &mut Pump, args: &OwnerArgs) -> Result<Vec<Replica>> {
+    if args.replica.is_empty() {
+        return Ok(Vec::new());
+    }
+    let dial = client_config(
+        args.tls.peer(OWNER_ID)?.client_config().clone(),
+        TransportSettings::peer_link().build()?,
+    )?;
+    let dialler = net::dialler(pump, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+    let mut replicas = Vec::new();
+    for addr in &args.replica {
+        let conn = pump.connect(dialler, *addr, OWNER_ID, dial.clone(), Instant::now())?;
+        replicas.push(Replica {
+            conn,
+            stream: None,
+            answers: Vec::new(),
+        });
+    }
+    Ok(replicas)
+}
+
+/// Another owner that is handed every durable batch.
+struct Replica {
+    conn: ConnId,
+    /// Set once it is connected.
+    stream: Option<StreamId>,
+    /// Part of an answer.
+    answers: Vec<u8>,
 }
 
 /// Where an answer goes.
@@ -93,6 +140,8 @@ struct Answer {
     stream: StreamId,
     id: u64,
     position: u64,
+    /// For the replicas; empty without.
+    body: Vec<Bytes>,
 }
 
 /// A batch that is coming in.
@@ -102,6 +151,8 @@ struct Incoming {
     header_filled: usize,
     body_left: usize,
     crc: u32,
+    /// What arrived of the body, for the replicas.
+    kept: Vec<Bytes>,
 }
 
 struct Owner {
@@ -110,15 +161,29 @@ struct Owner {
     streams: HashMap<(ConnId, StreamId), Incoming>,
     records: u64,
     spin: Duration,
+    replicas: Vec<Replica>,
+    await_replica: bool,
+    /// Batches no replica has answered yet, by the id they were shipped under.
+    shipped: HashMap<u64, Answer>,
+    next_ship: u64,
 }
 
 impl Owner {
-    async fn serve(mut self) -> Result<()> {
+    async fn serve(mut self, announce: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut alarm = rt::Alarm::new();
+        let give_up = Instant::now() + CONNECT_PATIENCE;
+        let mut announce = Some(announce);
         loop {
             self.pump.poll_io(Instant::now());
             while let Some(event) = self.pump.next_event() {
                 self.on_event(event)?;
+            }
+            if self.replicas.iter().all(|replica| replica.stream.is_some()) {
+                if let Some(announce) = announce.take() {
+                    announce()?;
+                }
+            } else if Instant::now() > give_up {
+                bail!("a replica of the relay does not answer");
             }
             self.answer()?;
             self.journal.kick()?;
@@ -139,7 +204,21 @@ impl Owner {
 
     fn on_event(&mut self, event: PumpEvent) -> Result<()> {
         match event {
-            PumpEvent::Readable { conn, stream } => self.on_readable(conn, stream),
+            PumpEvent::Connected { conn, .. } => {
+                if let Some(replica) = self.replicas.iter_mut().find(|r| r.conn == conn) {
+                    replica.stream = Some(self.pump.open_bi(conn)?);
+                }
+                Ok(())
+            }
+            PumpEvent::Readable { conn, stream } => {
+                match self.replicas.iter().position(|r| r.conn == conn) {
+                    Some(at) => self.on_replica_answers(at, stream),
+                    None => self.on_readable(conn, stream),
+                }
+            }
+            PumpEvent::Closed { conn, reason } if self.replicas.iter().any(|r| r.conn == conn) => {
+                bail!("a replica of the relay is gone: {reason}")
+            }
             PumpEvent::Closed { conn, .. } => {
                 self.streams.retain(|(of, _), _| *of != conn);
                 Ok(())
@@ -154,7 +233,7 @@ impl Owner {
             .pump
             .read_each(conn, stream, usize::MAX, |chunk| chunks.push(chunk));
         for chunk in chunks {
-            self.take(conn, stream, &chunk)?;
+            self.take(conn, stream, chunk)?;
         }
         match end {
             ReadEnd::Blocked | ReadEnd::Limit => {}
@@ -167,7 +246,9 @@ impl Owner {
         Ok(())
     }
 
-    fn take(&mut self, conn: ConnId, stream: StreamId, mut bytes: &[u8]) -> Result<()> {
+    fn take(&mut self, conn: ConnId, stream: StreamId, chunk: Bytes) -> Result<()> {
+        let is_replicated = !self.replicas.is_empty();
+        let mut bytes = &chunk[..];
         let incoming = self.streams.entry((conn, stream)).or_default();
         while !bytes.is_empty() {
             if incoming.header_filled < HEADER_BYTES {
@@ -192,6 +273,9 @@ impl Owner {
             incoming.crc = crc32c::crc32c_append(incoming.crc, now);
             incoming.body_left -= now.len();
             self.journal.append(now);
+            if is_replicated {
+                incoming.kept.push(chunk.slice_ref(now));
+            }
             bytes = later;
             if incoming.body_left == 0 {
                 self.journal.append(&incoming.crc.to_le_bytes());
@@ -202,6 +286,7 @@ impl Owner {
                     stream,
                     id: u64::from_be_bytes(id),
                     position: self.records,
+                    body: std::mem::take(&mut incoming.kept),
                 });
                 self.records += 1;
             }
@@ -210,15 +295,75 @@ impl Owner {
     }
 
     fn answer(&mut self) -> Result<()> {
-        let pump = &mut self.pump;
+        let mut durable = Vec::new();
         self.journal
-            .take_durable(|answer| {
-                let mut frame = BytesMut::with_capacity(ACK_BYTES);
-                frame.put_u64(answer.id);
-                frame.put_u64(answer.position);
-                // A connection that has ended wants no answer.
-                let _ = pump.send(answer.conn, answer.stream, Bytes::from(frame));
-            })
-            .context("the journal cannot be written")
+            .take_durable(|answer| durable.push(answer))
+            .context("the journal cannot be written")?;
+        for mut answer in durable {
+            if self.replicas.is_empty() {
+                self.acknowledge(&answer);
+                continue;
+            }
+            let id = self.next_ship;
+            self.next_ship += 1;
+            self.ship(id, std::mem::take(&mut answer.body));
+            match self.await_replica {
+                true => drop(self.shipped.insert(id, answer)),
+                false => self.acknowledge(&answer),
+            }
+        }
+        Ok(())
+    }
+
+    fn acknowledge(&mut self, answer: &Answer) {
+        let mut frame = BytesMut::with_capacity(ACK_BYTES);
+        frame.put_u64(answer.id);
+        frame.put_u64(answer.position);
+        // A connection that has ended wants no answer.
+        let _ = self
+            .pump
+            .send(answer.conn, answer.stream, Bytes::from(frame));
+    }
+
+    fn ship(&mut self, id: u64, body: Vec<Bytes>) {
+        let bytes: usize = body.iter().map(Bytes::len).sum();
+        let mut header = BytesMut::with_capacity(HEADER_BYTES);
+        header.put_u32(bytes as u32);
+        header.put_u64(id);
+        let header = header.freeze();
+        for replica in &self.replicas {
+            if let Some(stream) = replica.stream {
+                let parts = std::iter::once(header.clone()).chain(body.iter().cloned());
+                // Fails only when the replica has just ended, which ends the run.
+                let _ = self.pump.send_parts(replica.conn, stream, parts);
+            }
+        }
+    }
+
+    /// The first replica that has a batch lets its client be answered.
+    fn on_replica_answers(&mut self, at: usize, stream: StreamId) -> Result<()> {
+        let replica = &mut self.replicas[at];
+        let answers = &mut replica.answers;
+        let end = self
+            .pump
+            .read_each(replica.conn, stream, usize::MAX, |chunk| {
+                answers.extend_from_slice(&chunk);
+            });
+        if !matches!(end, ReadEnd::Blocked | ReadEnd::Limit) {
+            bail!("a replica of the relay has ended its stream");
+        }
+        let whole = answers.len() / ACK_BYTES * ACK_BYTES;
+        let ids: Vec<u64> = answers[..whole]
+            .chunks_exact(ACK_BYTES)
+            .filter_map(|answer| answer.first_chunk::<8>())
+            .map(|id| u64::from_be_bytes(*id))
+            .collect();
+        answers.drain(..whole);
+        for id in ids {
+            if let Some(answer) = self.shipped.remove(&id) {
+                self.acknowledge(&answer);
+            }
+        }
+        Ok(())
     }
 }

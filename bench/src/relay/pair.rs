@@ -1,4 +1,4 @@
-//! Starting the relay's two processes.
+//! Starting the relay's processes: ingress and owner, and replicas of the owner when records have copies.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -16,12 +16,16 @@ use crate::cpu::process_cpu_seconds_of;
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where the relay's processes run, and how they wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelayPlan {
     /// Of the ingress; without it clients connect to the owner.
     pub ingress: Option<usize>,
     /// Of the owner.
     pub owner: usize,
+    /// Of the owners that are handed every durable batch.
+    pub replicas: Vec<usize>,
+    /// The owner answers only once one of them has a batch.
+    pub await_replica: bool,
     /// How long both look for work before they wait.
     pub spin_us: u64,
 }
@@ -30,6 +34,7 @@ pub struct RelayPlan {
 pub struct RelayPair {
     ingress: Option<ChildProcess>,
     owner: ChildProcess,
+    replicas: Vec<ChildProcess>,
     addr: SocketAddr,
     dir: PathBuf,
 }
@@ -39,7 +44,27 @@ impl RelayPair {
     pub fn start(dir: &Path, plan: RelayPlan) -> Result<Self> {
         std::fs::create_dir_all(dir)?;
         let authority = Authority::open_or_create(dir, 30)?;
-        let journal_dir = [("--dir", OsString::from(dir))];
+        let mut replicas = Vec::new();
+        let mut owner_flags = vec![("--dir", Some(OsString::from(dir)))];
+        for (nth, cpu) in plan.replicas.iter().enumerate() {
+            let home = dir.join(format!("replica-{nth}"));
+            std::fs::create_dir_all(&home)?;
+            let replica = Starter {
+                authority: &authority,
+                home: home.clone(),
+                id: OWNER_ID,
+                cpu: *cpu,
+                spin_us: plan.spin_us,
+                takes_clients: false,
+            };
+            let flags = [("--dir", Some(home.into()))];
+            let (child, addr) = replica.start("relay-owner", &flags)?;
+            replicas.push(child);
+            owner_flags.push(("--replica", Some(addr.to_string().into())));
+        }
+        if plan.await_replica && !replicas.is_empty() {
+            owner_flags.push(("--await-replica", None));
+        }
         let owner = Starter {
             authority: &authority,
             home: dir.join(OWNER_ID),
@@ -48,11 +73,11 @@ impl RelayPair {
             spin_us: plan.spin_us,
             takes_clients: plan.ingress.is_none(),
         };
-        let (owner, owner_addr) = owner.start("relay-owner", &journal_dir)?;
+        let (owner, owner_addr) = owner.start("relay-owner", &owner_flags)?;
         let (ingress, addr) = match plan.ingress {
             None => (None, owner_addr),
             Some(cpu) => {
-                let to_owner = [("--owner", OsString::from(owner_addr.to_string()))];
+                let to_owner = [("--owner", Some(OsString::from(owner_addr.to_string())))];
                 let ingress = Starter {
                     authority: &authority,
                     home: dir.join(INGRESS_ID),
@@ -68,6 +93,7 @@ impl RelayPair {
         Ok(Self {
             ingress,
             owner,
+            replicas,
             addr,
             dir: dir.to_path_buf(),
         })
@@ -92,7 +118,12 @@ impl RelayPair {
     /// An error with its last words when a process has ended.
     pub fn check_alive(&mut self) -> Result<()> {
         let ingress = self.ingress.as_mut().map(|child| ("ingress", child));
-        for (name, child) in ingress.into_iter().chain([("owner", &mut self.owner)]) {
+        let replicas = self.replicas.iter_mut().map(|child| ("replica", child));
+        let all = ingress
+            .into_iter()
+            .chain([("owner", &mut self.owner)])
+            .chain(replicas);
+        for (name, child) in all {
             if let Some(status) = child.poll_exit()? {
                 bail!("the relay's {name} ended ({status}): {}", child.log_tail());
             }
@@ -115,7 +146,7 @@ impl Starter<'_> {
     fn start(
         &self,
         command: &str,
-        more: &[(&str, OsString)],
+        more: &[(&str, Option<OsString>)],
     ) -> Result<(ChildProcess, SocketAddr)> {
         let node = NodeId::new(self.id).map_err(|error| anyhow::anyhow!("{error}"))?;
         let files = self.authority.issue_node(&self.home, &node, &[])?;
@@ -133,10 +164,13 @@ impl Starter<'_> {
             flags.push(("--client-cert", files.client_cert.into()));
             flags.push(("--client-key", files.client_key.into()));
         }
-        flags.extend(more.iter().cloned());
         let mut args: Vec<OsString> = vec![command.into()];
         for (flag, value) in flags {
             args.extend([flag.into(), value]);
+        }
+        for (flag, value) in more {
+            args.push(flag.into());
+            args.extend(value.clone());
         }
         let mut child = ChildProcess::start(&ChildSpec {
             program: std::env::current_exe()?,

@@ -7,7 +7,8 @@ mod text;
 
 pub use host::{commit, describe_host, utc_now};
 pub use model::{
-    BrokerAccount, Host, Limits, OneOutstanding, Round, RunReport, RunResult, Workload, SCHEMA,
+    BrokerAccount, CopyCounts, Host, Limits, OneOutstanding, Round, RunReport, RunResult, Workload,
+    SCHEMA,
 };
 pub use record::{record_dir, write_json};
 pub use text::{count, micros, percentiles, render};

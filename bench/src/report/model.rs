@@ -25,6 +25,9 @@ pub struct RunReport {
     pub rounds: Vec<Round>,
     /// What was found in the log.
     pub verify: VerifyCounts,
+    /// How the copies compare, byte for byte; absent without copies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies: Option<CopyCounts>,
     /// The brokers' own accounts of the measured time.
     pub brokers: Vec<BrokerAccount>,
     /// What the machine allows.
@@ -35,6 +38,26 @@ pub struct RunReport {
     pub series: Vec<SeriesPoint>,
     /// Latency distribution: quantile and microseconds.
     pub latency_curve: Vec<(f64, f64)>,
+}
+
+/// The replicas' logs beside their leader's, after the run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CopyCounts {
+    /// Copies looked at; a shard of three replicas has two.
+    pub copies: u64,
+    /// Records compared.
+    pub records: u64,
+    /// Copies that begin or end elsewhere, or hold other bytes.
+    pub unequal: u64,
+    /// The first differences, in words.
+    pub findings: Vec<String>,
+}
+
+impl CopyCounts {
+    /// Whether every copy is the leader's log.
+    pub fn is_equal(&self) -> bool {
+        self.unequal == 0
+    }
 }
 
 /// What a run was asked to do.

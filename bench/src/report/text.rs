@@ -186,6 +186,16 @@ fn write_verify(out: &mut String, report: &RunReport) -> std::fmt::Result {
         "verification  {} records checked: {} missing, {} duplicated, {} reordered, {} corrupt",
         v.checked, v.missing, v.duplicated, v.reordered, v.corrupt
     )?;
+    if let Some(copies) = &report.copies {
+        writeln!(
+            out,
+            "              {} copies compared with their leader's log, {} records: {} unequal",
+            copies.copies, copies.records, copies.unequal
+        )?;
+        for finding in &copies.findings {
+            writeln!(out, "              {finding}")?;
+        }
+    }
     if v.refused_present + v.misplaced > 0 {
         writeln!(
             out,

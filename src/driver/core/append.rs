@@ -19,7 +19,8 @@ use crate::wire::internal::Payloads;
 
 use super::cache::CacheWrite;
 use super::client::ClientPublish;
-use super::message::{AppendRefusal, AppendResult, LaneAppend, LaneMsg};
+use super::message::{AppendRefusal, AppendResult, LaneAppend, LaneMsg, UnknownWrite};
+use super::ship::LedIdx;
 use super::Core;
 use crate::driver::quic::{ConnId, StreamId};
 
@@ -41,6 +42,31 @@ pub(super) enum AppendWaiter {
     Cache(Box<CacheWrite>),
     /// A copy of a shard another broker leads.
     Follower { copy: u64, ticket: u64 },
+    /// The record of a led shard's generation.
+    Recorded { at: LedIdx, epoch: u64 },
+}
+
+impl AppendWaiter {
+    /// Whether somebody outside of this core's own book-keeping is told.
+    pub fn is_answered(&self) -> bool {
+        match self {
+            Self::Client(_)
+            | Self::Peer { .. }
+            | Self::Forward { .. }
+            | Self::Lane { .. }
+            | Self::Cache(_) => true,
+            Self::Recorded { .. } | Self::Follower { .. } => false,
+        }
+    }
+
+    /// Whether somebody is told "stored" who may count on the shard's consistency.
+    pub fn is_acknowledged(&self) -> bool {
+        match self {
+            Self::Client(_) | Self::Peer { .. } | Self::Forward { .. } | Self::Lane { .. } => true,
+            // A cache applies its write first; its answer waits on its own.
+            Self::Cache(_) | Self::Recorded { .. } | Self::Follower { .. } => false,
+        }
+    }
 }
 
 /// A log this core has opened.
@@ -143,7 +169,11 @@ impl Core {
         generation: Generation,
     ) -> Result<(), AppendRefusal> {
         match self.routes.shard(shard) {
-            Some(route) if route.is_local && route.generation == generation => Ok(()),
+            Some(route) if route.is_local && route.generation == generation => {
+                // INV-6; a shard nobody else holds is open by its assignment.
+                let is_open = route.replicas.len() == 1 || self.shipping.is_open(shard, generation);
+                is_open.then_some(()).ok_or(AppendRefusal::Opening)
+            }
             Some(_) | None => Err(AppendRefusal::Moved),
         }
     }
@@ -194,14 +224,18 @@ impl Core {
                 self.on_follower_work(copy, ticket, result);
                 continue;
             }
-            let result = match result {
-                Ok(()) => AppendResult::Stored(Appended {
-                    first: Offset(range.start),
-                    last: Offset(range.end.saturating_sub(1)),
-                }),
-                Err(_) => AppendResult::StorageFailed,
+            let appended = Appended {
+                first: Offset(range.start),
+                last: Offset(range.end.saturating_sub(1)),
             };
-            self.finish_append(waiter, result);
+            match result {
+                Ok(()) if waiter.is_answered() && self.was_lost(log) => {
+                    let unknown = AppendResult::Unknown(UnknownWrite::LeadershipLost);
+                    self.finish_append(waiter, unknown);
+                }
+                Ok(()) => self.acknowledge(log, waiter, appended),
+                Err(_) => self.finish_append(waiter, AppendResult::StorageFailed),
+            }
         }
         self.completions = completions;
         self.wake_touched_readers();
@@ -225,6 +259,9 @@ impl Core {
             AppendWaiter::Cache(write) => self.settle_cache_write(*write, result),
             // Told by `take_completions`, which knows more than the result.
             AppendWaiter::Follower { .. } => self.metrics.internal_faults.inc(),
+            AppendWaiter::Recorded { at, epoch } => {
+                self.ship_recorded(at, epoch, matches!(result, AppendResult::Stored(_)));
+            }
         }
     }
 

@@ -27,6 +27,7 @@ use super::append::AppendWaiter;
 use super::cache_load::Loading;
 use super::client::ClientCache;
 use super::message::{AppendRefusal, AppendResult, CacheResult, LaneCache, LaneMsg};
+use super::ship::QuorumCache;
 use super::Core;
 use crate::driver::quic::{ConnId, StreamId};
 
@@ -50,6 +51,13 @@ pub(super) enum CacheWaiter {
     Forward { token: u64 },
     /// Another core.
     Lane { core: usize, ticket: u64 },
+    /// Whoever it is, told once a majority holds the log up to `end`.
+    Committed {
+        log: LogRef,
+        end: u64,
+        is_write: bool,
+        waiter: Box<CacheWaiter>,
+    },
 }
 
 /// A write on its way to the log.
@@ -223,7 +231,9 @@ impl Core {
         let key = &request.key;
         let staged = match (&mut state.index, &request.operation) {
             (Index::Values(index), Operation::Get) => {
+                let (log, end) = (state.log, index.next_offset());
                 let found = index.get(key, now_ms);
+                let waiter = self.committed(log, end, waiter, false);
                 return self.finish_lookup(at, key, found, waiter);
             }
             (Index::Counters(index), Operation::CounterGet) => {
@@ -232,7 +242,11 @@ impl Core {
             }
             (Index::Values(index), Operation::Delete) => match index.stage_delete(key, now_ms) {
                 Some(write) => Ok(Staged::Value(write)),
-                None => return self.finish_cache(waiter, Ok(CacheReply::Value(None))),
+                None => {
+                    let (log, end) = (state.log, index.next_offset());
+                    let waiter = self.committed(log, end, waiter, false);
+                    return self.finish_cache(waiter, Ok(CacheReply::Value(None)));
+                }
             },
             (Index::Values(index), Operation::Put { value, ttl_ms }) => {
                 match is_full && !index.contains(key) {
@@ -308,12 +322,26 @@ impl Core {
                 abandon(index, staged);
                 Err(CacheFailure::StorageFailed)
             }
+            // The shard is lost; whoever leads it next reads the log.
+            (AppendResult::Unknown(_), index, staged) => {
+                abandon(index, staged);
+                Err(CacheFailure::LeadershipLost)
+            }
             (AppendResult::Stored(_), _, _) => {
                 unreachable_state(&self.metrics);
                 Err(CacheFailure::StorageFailed)
             }
         };
+        let log = state.log;
         self.count_cache(&at);
+        let waiter = match result {
+            AppendResult::Stored(place) => {
+                waiter.map(|waiter| self.committed(log, place.last.0 + 1, waiter, true))
+            }
+            AppendResult::Refused(_) | AppendResult::StorageFailed | AppendResult::Unknown(_) => {
+                waiter
+            }
+        };
         match done {
             Err(failure) => self.finish_write(waiter, Err(failure)),
             Ok(WriteDone::Sum(sum)) => self.finish_write(waiter, Ok(CacheReply::Sum(Some(sum)))),
@@ -355,6 +383,35 @@ impl Core {
             CacheWaiter::Lane { core, ticket } => {
                 self.send_answer(core, LaneMsg::CacheDone { ticket, result });
             }
+            CacheWaiter::Committed {
+                log,
+                end,
+                is_write,
+                waiter,
+            } => match result {
+                Ok(_) => {
+                    let answer = QuorumCache {
+                        waiter: *waiter,
+                        result,
+                        is_write,
+                    };
+                    self.answer_cache_at(log, end, answer);
+                }
+                Err(_) => self.finish_cache(*waiter, result),
+            },
+        }
+    }
+
+    /// On a replicated cache, the waiter that lets a success wait for the mark.
+    fn committed(&self, log: LogRef, end: u64, waiter: CacheWaiter, is_write: bool) -> CacheWaiter {
+        match self.is_replicated(log) {
+            true => CacheWaiter::Committed {
+                log,
+                end,
+                is_write,
+                waiter: Box::new(waiter),
+            },
+            false => waiter,
         }
     }
 
@@ -464,6 +521,7 @@ fn unreachable_state(metrics: &crate::metrics::CoreMetrics) {
 pub(super) fn of_refusal(refusal: AppendRefusal) -> CacheFailure {
     match refusal {
         AppendRefusal::Moved => CacheFailure::Moved,
+        AppendRefusal::Opening => CacheFailure::NotReady,
         AppendRefusal::Overloaded => CacheFailure::Overloaded,
         AppendRefusal::DiskFull => CacheFailure::DiskFull,
         AppendRefusal::TooLarge => CacheFailure::TooLarge,

@@ -34,7 +34,7 @@ use super::append::AppendWaiter;
 use super::cache::CacheWaiter;
 use super::client::{ClientCache, ClientPublish};
 use super::forward_orders::{ChainId, OrderKey};
-use super::message::{AppendRefusal, AppendResult, CacheResult};
+use super::message::{AppendRefusal, AppendResult, CacheResult, UnknownWrite};
 use super::timers::Timer;
 use super::{peer_code, Core};
 
@@ -344,8 +344,17 @@ impl Core {
             AppendResult::StorageFailed | AppendResult::Refused(AppendRefusal::LogFailed) => {
                 SendResult::Error(PeerError::bare(PeerCode::StorageFailed))
             }
+            AppendResult::Unknown(UnknownWrite::QuorumTimeout) => {
+                SendResult::Unknown(UnknownCause::Timeout)
+            }
+            AppendResult::Unknown(UnknownWrite::LeadershipLost) => {
+                SendResult::Unknown(UnknownCause::Disconnect)
+            }
             AppendResult::Refused(AppendRefusal::Moved) => {
                 SendResult::Error(PeerError::bare(PeerCode::StaleRoute))
+            }
+            AppendResult::Refused(AppendRefusal::Opening) => {
+                SendResult::Error(PeerError::bare(PeerCode::Unavailable))
             }
             AppendResult::Refused(AppendRefusal::Overloaded | AppendRefusal::DiskFull) => {
                 SendResult::Error(PeerError::bare(PeerCode::Overload))

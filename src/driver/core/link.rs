@@ -15,10 +15,11 @@ use crate::proto::convert::{answer_of, PeerReply};
 use crate::proto::handshake::{CloseCause, HandshakeFailure};
 use crate::proto::outcome::{ForwardKind, NotSentCause, Target};
 use crate::proto::peer::{
-    ConnectionEpoch, LinkAction, LinkPhase, LinkReport, PeerLink, Request, StreamSlot, MAX_STREAMS,
+    ConnectionEpoch, LinkAction, LinkPhase, LinkReport, PeerLink, Request, StreamSlot, ALL_STREAMS,
 };
 use crate::wire::internal::{encode, on_answer_event, FrameReader, Hello, Message, Text};
 
+use super::ship::ShipToken;
 use super::timers::Timer;
 use super::Core;
 use crate::driver::quic::{CloseReason, ConnId, ConnStats, ReadEnd, Refuser, StreamId};
@@ -28,9 +29,16 @@ const READ_QUANTUM_BYTES: usize = 1 << 20;
 /// The fixed part of a forward's frame, and more than its names usually take.
 const FRAME_HEAD_BYTES: usize = 256;
 
+/// Whose request it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LinkToken {
+    Forward(u64),
+    Ship(ShipToken),
+}
+
 /// The link to one broker and its connection.
 pub(super) struct Link {
-    machine: PeerLink<u64, PeerReply>,
+    machine: PeerLink<LinkToken, PeerReply>,
     conn: Option<Dialled>,
     /// When the timer heap looks at this link next.
     timer_at: Option<crate::proto::MonoTime>,
@@ -43,7 +51,7 @@ pub(super) struct Link {
 struct Dialled {
     id: ConnId,
     epoch: ConnectionEpoch,
-    streams: [Option<PeerStream>; MAX_STREAMS],
+    streams: [Option<PeerStream>; ALL_STREAMS],
 }
 
 struct PeerStream {
@@ -102,7 +110,7 @@ impl Core {
         link.machine.request(
             self.mono,
             Request {
-                token,
+                token: LinkToken::Forward(token),
                 family,
                 kind,
                 bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
@@ -115,7 +123,18 @@ impl Core {
         Ok(())
     }
 
-    fn ensure_link(&mut self, node: NodeIdx) {
+    pub(super) fn link_machine(
+        &mut self,
+        node: &NodeId,
+    ) -> Option<&mut PeerLink<LinkToken, PeerReply>> {
+        self.links.get_mut(node).map(|link| &mut link.machine)
+    }
+
+    pub(super) fn pending_link(&mut self, node: &NodeId) {
+        self.pending_links.push(node.clone());
+    }
+
+    pub(super) fn ensure_link(&mut self, node: NodeIdx) {
         let info = self.routes.node(node);
         let id = &info.node_id;
         let addr = info
@@ -150,7 +169,7 @@ impl Core {
         }
     }
 
-    fn run_link(&mut self, node: &NodeId) {
+    pub(super) fn run_link(&mut self, node: &NodeId) {
         while let Some(action) = self
             .links
             .get_mut(node)
@@ -183,7 +202,7 @@ impl Core {
         }
     }
 
-    fn run_link_action(&mut self, node: &NodeId, action: LinkAction<u64, PeerReply>) {
+    fn run_link_action(&mut self, node: &NodeId, action: LinkAction<LinkToken, PeerReply>) {
         match action {
             LinkAction::Dial { epoch } => self.dial(node, epoch),
             LinkAction::SendHello { correlation } => {
@@ -201,16 +220,20 @@ impl Core {
                 stream,
                 correlation,
                 kind,
-            } => {
-                self.transmit_forward(node, token, stream, correlation, kind);
-            }
+            } => match token {
+                LinkToken::Forward(token) => {
+                    self.transmit_forward(node, token, stream, correlation, kind);
+                }
+                LinkToken::Ship(token) => self.transmit_ship(node, token, stream, correlation),
+            },
             LinkAction::Done {
                 token,
                 sent_as,
                 result,
-            } => {
-                self.on_forward_result(token, sent_as, result);
-            }
+            } => match token {
+                LinkToken::Forward(token) => self.on_forward_result(token, sent_as, result),
+                LinkToken::Ship(token) => self.on_ship_result(token, result),
+            },
             LinkAction::Close { epoch, reason } => {
                 let Some(link) = self.links.get_mut(node) else {
                     return;
@@ -298,18 +321,23 @@ impl Core {
             }
             Err(error) => {
                 tracing::warn!(peer = %node, %error, "a forward does not fit a frame");
-                let Some(link) = self.links.get_mut(node) else {
-                    return;
-                };
-                if let Some(dialled) = &link.conn {
-                    link.machine
-                        .on_unwritten(dialled.epoch, self.mono, correlation);
-                }
+                self.unwritten(node, correlation);
             }
         }
     }
 
-    fn write_to_link(
+    /// Not a byte of that request was written.
+    pub(super) fn unwritten(&mut self, node: &NodeId, correlation: crate::ids::CorrelationId) {
+        let Some(link) = self.links.get_mut(node) else {
+            return;
+        };
+        if let Some(dialled) = &link.conn {
+            link.machine
+                .on_unwritten(dialled.epoch, self.mono, correlation);
+        }
+    }
+
+    pub(super) fn write_to_link(
         &mut self,
         node: &NodeId,
         slot: StreamSlot,
@@ -434,8 +462,10 @@ impl Core {
                 if let Some(link) = self.links.get_mut(node) {
                     link.last_error = None;
                 }
+                self.ship_peer_up(node);
             }
             LinkReport::NeverUp(failure) => {
+                self.dirty_lane(node);
                 self.metrics
                     .handshakes_failed
                     .inc(handshake_fault(&failure));
@@ -456,6 +486,7 @@ impl Core {
                 cause,
                 unknown_requests,
             } => {
+                self.dirty_lane(node);
                 self.metrics.connections_closed.inc(closed_label(cause));
                 // The machine reports the loss behind the last result of what waited.
                 if let Some(at) = self.links.get_mut(node).and_then(|l| l.lost_at.take()) {

@@ -109,6 +109,8 @@ pub enum ReadResult {
     Trimmed {
         base: u64,
     },
+    /// It is not known yet how far a majority holds the shard.
+    NotReady,
     /// This broker does not lead the shard any more.
     NotOwner,
     /// The log cannot be read; the text is for the operator's log.
@@ -124,6 +126,17 @@ pub enum AppendResult {
     Refused(AppendRefusal),
     /// The write or its flush failed: it may be on disk, and nobody may count on it.
     StorageFailed,
+    /// Durable here, and not known to be on a majority; it may yet be.
+    Unknown(UnknownWrite),
+}
+
+/// Why nobody can say whether a write that is durable here is committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum UnknownWrite {
+    /// No majority held it in time.
+    QuorumTimeout,
+    /// This broker ceased to lead the shard meanwhile.
+    LeadershipLost,
 }
 
 /// Why nothing was written.
@@ -131,6 +144,8 @@ pub enum AppendResult {
 pub enum AppendRefusal {
     /// Ownership or generation changed on the way.
     Moved,
+    /// The shard is not open at its generation yet.
+    Opening,
     /// A bounded queue on the way is full.
     Overloaded,
     /// No space; heals when space returns.

@@ -6,7 +6,8 @@
 //!
 //! Nothing here blocks, and nothing here is shared: other cores are reached by lanes only.
 //!
-//! Invariants: see [`append`] (INV-1 to INV-3), [`forward`] (INV-4) and [`cache`] (INV-5).
+//! Invariants: see [`append`] (INV-1 to INV-3), [`forward`] (INV-4), [`cache`] (INV-5) and
+//! [`ship`] (INV-6 to INV-8).
 
 mod append;
 mod cache;
@@ -23,6 +24,7 @@ mod peer_replication;
 mod peer_server;
 mod reads;
 mod report;
+mod ship;
 mod slots;
 mod timers;
 mod turn;
@@ -47,6 +49,7 @@ use crate::proto::client_session::StreamLimits;
 use crate::proto::forward::ForwardLimits;
 use crate::proto::ownership::Serving;
 use crate::proto::peer::{LinkLimits, StreamSlot};
+use crate::proto::replication::leader::ShipLimits;
 use crate::proto::MonoTime;
 use crate::tls::PeerTls;
 use crate::wire::client::ServerOffer;
@@ -58,6 +61,7 @@ use super::quic::{
 use slots::Slots;
 
 pub use message::{Control, LaneMsg};
+pub use ship::RebuildBudget;
 pub use turn::CoreEnd;
 
 /// Answers written to a stream and not taken by the other side, past which the stream is not read.
@@ -92,6 +96,12 @@ pub struct Settings {
     pub drain_patience: Duration,
     /// Tokens a core remembers as verified.
     pub token_cache_entries: usize,
+    /// How records are shipped to followers.
+    pub ship_limits: ShipLimits,
+    /// New copies of followers made at once, of all cores together.
+    pub rebuilds: Arc<RebuildBudget>,
+    /// How long a write waits for a majority.
+    pub quorum_timeout: Duration,
 }
 
 /// Everything one core starts from. Made on the main thread, moved into the executor.
@@ -187,6 +197,7 @@ pub struct Core {
     resolved: HashMap<NodeId, SocketAddr>,
     forwards: Slots<forward::PendingForward>,
     forward_orders: forward_orders::ForwardOrders,
+    shipping: ship::Shipping,
     scratch: BytesMut,
 
     /// Streams with bytes left unread by a quantum or a bound.
@@ -294,6 +305,7 @@ impl Core {
             resolved: HashMap::new(),
             forwards: Slots::default(),
             forward_orders: forward_orders::ForwardOrders::default(),
+            shipping: ship::Shipping::default(),
             scratch: link::new_scratch(),
             read_again: Vec::new(),
             report_at: now,
@@ -303,8 +315,14 @@ impl Core {
 
     /// Whether a shard this broker leads can be served.
     fn serving(&self, route: &ShardRoute) -> Serving {
-        match self.shard_failures.contains_key(&route.shard_id) {
-            true => Serving::StorageFailed,
+        if !self.shard_failures.is_empty() && self.shard_failures.contains_key(&route.shard_id) {
+            return Serving::StorageFailed;
+        }
+        // Another core's shard is judged there, where it is appended.
+        let is_judged_here =
+            route.replicas.len() > 1 && route.is_local && route.core.0 == self.index;
+        match is_judged_here && !self.shipping.is_open(&route.shard_id, route.generation) {
+            true => Serving::Opening,
             false => Serving::Ready,
         }
     }

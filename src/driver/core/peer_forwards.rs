@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use super::append::AppendWaiter;
 use super::cache::CacheWaiter;
-use super::message::{AppendRefusal, AppendResult, CacheResult};
+use super::message::{AppendRefusal, AppendResult, CacheResult, UnknownWrite};
 use super::Core;
 use crate::auth::{Action, Resource};
 use crate::driver::quic::{ConnId, StreamId};
@@ -237,8 +237,20 @@ impl Core {
             AppendResult::StorageFailed => {
                 (PeerCode::StorageFailed, "the write or its flush failed")
             }
+            // The one code that is neither retried nor read as "nothing was written".
+            AppendResult::Unknown(UnknownWrite::QuorumTimeout) => (
+                PeerCode::StorageFailed,
+                "stored here, and on no majority in time: the outcome is unknown",
+            ),
+            AppendResult::Unknown(UnknownWrite::LeadershipLost) => (
+                PeerCode::StorageFailed,
+                "stored here, and leadership was lost: the outcome is unknown",
+            ),
             AppendResult::Refused(AppendRefusal::LogFailed) => {
                 (PeerCode::StorageFailed, "the log is closed after a failure")
+            }
+            AppendResult::Refused(AppendRefusal::Opening) => {
+                (PeerCode::Unavailable, "shard is opening")
             }
             AppendResult::Refused(AppendRefusal::Moved) => {
                 (PeerCode::Unavailable, "ownership changed meanwhile")

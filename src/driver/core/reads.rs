@@ -17,6 +17,7 @@ use storage_uring::{LogRef, ReadBatch, ReadError};
 use crate::ids::ShardId;
 
 use super::message::{LaneMsg, LaneRead, ReadAsk, ReadResult};
+use super::ship::Readable;
 use super::Core;
 
 /// Disk reads of one core in flight at once.
@@ -33,6 +34,8 @@ pub(super) enum ReadWaiter {
     Cache { token: u64 },
     /// A copy of a shard another broker leads compares a batch with what it holds.
     Follower { copy: u64, ticket: u64 },
+    /// Records for a follower.
+    Ship { token: u64 },
 }
 
 struct DiskRead {
@@ -83,9 +86,14 @@ impl Core {
         };
         match read {
             ReadAsk::Bounds => {
-                let base = self.storage.base(log);
-                let durable_tail = self.storage.durable_tail(log);
-                self.finish_read(waiter, ReadResult::Bounds { base, durable_tail });
+                let result = match self.readable(log) {
+                    Readable::Below(durable_tail) => ReadResult::Bounds {
+                        base: self.storage.base(log),
+                        durable_tail,
+                    },
+                    Readable::NoMark => ReadResult::NotReady,
+                };
+                self.finish_read(waiter, result);
             }
             ReadAsk::Records { from, max_bytes } => {
                 self.read_records(shard, log, from, max_bytes, waiter);
@@ -101,8 +109,11 @@ impl Core {
         max_bytes: usize,
         waiter: ReadWaiter,
     ) {
-        let durable_tail = self.storage.durable_tail(log);
-        if from >= durable_tail {
+        let end = match self.readable(log) {
+            Readable::Below(end) => end,
+            Readable::NoMark => 0,
+        };
+        if from >= end {
             if let Some(open) = self.logs.get_mut(shard) {
                 open.waiting_reads.insert(waiter, (from, max_bytes));
             }
@@ -113,7 +124,7 @@ impl Core {
             return self.finish_read(waiter, ReadResult::Trimmed { base });
         }
         match self.storage.read_recent(log, from, max_bytes) {
-            Some(batch) => self.finish_read(waiter, records(batch, durable_tail)),
+            Some(batch) => self.finish_read(waiter, records(batch, end)),
             None => self.read_disk(shard, log, from, max_bytes, waiter),
         }
     }
@@ -164,9 +175,16 @@ impl Core {
         }
         self.disk_reads.running -= finished.len();
         for DiskDone { read, result } in finished {
-            let durable_tail = self.storage.durable_tail(read.log);
+            let end = match (read.waiter, self.readable(read.log)) {
+                (
+                    ReadWaiter::Subscription { .. } | ReadWaiter::Lane { .. },
+                    Readable::Below(end),
+                ) => end,
+                // What a majority holds may be read on; nothing above it was asked for.
+                (_, _) => self.storage.durable_tail(read.log),
+            };
             let result = match result {
-                Ok(batch) => records(batch, durable_tail),
+                Ok(batch) => records(batch, end),
                 Err(ReadError::Trimmed { base, .. }) => ReadResult::Trimmed { base },
                 Err(error) => {
                     tracing::error!(shard = %read.shard, from = read.from, %error, "a read failed");
@@ -184,6 +202,7 @@ impl Core {
         touched.sort_unstable();
         touched.dedup();
         for log in touched.drain(..) {
+            self.ship_log_moved(log);
             let Some(shard) = self.log_shards.get(&log).cloned() else {
                 continue;
             };
@@ -199,6 +218,20 @@ impl Core {
             }
         }
         self.touched_logs = touched;
+    }
+
+    /// More of a log may be read: its waiting reads are tried again.
+    pub(super) fn wake_readers(&mut self, log: LogRef) {
+        let Some(shard) = self.log_shards.get(&log).cloned() else {
+            return;
+        };
+        let Some(open) = self.logs.get_mut(&shard) else {
+            return;
+        };
+        let waiting = std::mem::take(&mut open.waiting_reads);
+        for (waiter, (from, max_bytes)) in waiting {
+            self.read_records(&shard, log, from, max_bytes, waiter);
+        }
     }
 
     /// Shards this broker does not lead any more: whoever waits for their records is told.
@@ -239,11 +272,18 @@ impl Core {
             ReadWaiter::Follower { copy, ticket } => {
                 self.on_follower_read(copy, ticket, &result);
             }
+            ReadWaiter::Ship { token } => self.on_ship_read(token, result),
         }
     }
 }
 
-fn records(batch: ReadBatch, durable_tail: u64) -> ReadResult {
+/// The records of a batch that lie below `durable_tail`, which is what may be read.
+fn records(mut batch: ReadBatch, durable_tail: u64) -> ReadResult {
+    if batch.next_offset > durable_tail {
+        let kept = durable_tail.saturating_sub(batch.first_offset);
+        batch.records.truncate(kept as usize);
+        batch.next_offset = batch.first_offset + batch.records.len() as u64;
+    }
     ReadResult::Records {
         first_offset: batch.first_offset,
         records: batch.records,

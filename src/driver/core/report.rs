@@ -30,6 +30,7 @@ impl Core {
             publishes_in_flight: self.metrics.publishes_in_flight.get(),
             forwards_in_flight: self.forwards.len() as u64,
             shards: self.shard_snapshots(),
+            replication: self.replication_snapshot(),
             storage: self.storage_snapshot(),
             held: self.held(),
             peers: self.peer_snapshots(),
@@ -109,6 +110,9 @@ impl Core {
             .map(|(shard, open)| {
                 let route = self.routes.shard(shard);
                 let leads = route.is_some_and(|route| route.is_local);
+                let led = self.led_status(shard);
+                let mark = led.and_then(|(mark, _)| mark);
+                let opening = led.map(|(_, opening)| opening.to_owned());
                 ShardSnapshot {
                     shard: shard.to_string(),
                     role: if leads { "leader" } else { "none" }.to_owned(),
@@ -117,6 +121,8 @@ impl Core {
                     next_offset: self.storage.tail(open.log),
                     durable_offset: self.storage.durable_tail(open.log),
                     matched_offset: None,
+                    mark,
+                    opening,
                 }
             })
             .chain(copies)
@@ -179,6 +185,7 @@ impl Core {
 
     fn failures(&self) -> Vec<ShardFailure> {
         let mut failures: Vec<ShardFailure> = self.shard_failures.values().cloned().collect();
+        failures.extend(self.refused_leads());
         if let Some(why) = self.storage.failure() {
             failures.push(ShardFailure {
                 shard: format!("all shards of core {}", self.index),

@@ -23,6 +23,10 @@ pub(super) enum Timer {
     ClientConn { conn: ConnId },
     /// Look at a client stream's deadline.
     ClientStream { conn: ConnId, stream: StreamId },
+    /// Look at a led shard's deadlines.
+    Ship { at: super::ship::LedIdx },
+    /// Look at the link of a lane that has something to send.
+    ShipLane { node: NodeId },
 }
 
 struct Due {

@@ -37,6 +37,8 @@ impl Core {
     /// Runs until the control threads stop it.
     pub async fn run(mut self) -> CoreEnd {
         let mut alarm = Alarm::new();
+        self.tell_time();
+        self.lead_assigned_shards();
         loop {
             let is_busy = self.turn();
             if self.must_cut || (self.is_draining && self.is_idle()) {
@@ -76,7 +78,9 @@ impl Core {
         while let Some(timer) = self.timers.pop_due(self.mono) {
             self.on_timer(timer);
         }
+        self.retry_settling();
         self.run_subscriptions();
+        self.run_lanes();
         self.run_links();
         self.release_forwards();
         self.storage.kick();
@@ -100,6 +104,7 @@ impl Core {
             || !self.read_again.is_empty()
             || !self.read_results.is_empty()
             || !self.pending_links.is_empty()
+            || self.has_dirty_lanes()
     }
 
     fn tell_time(&mut self) {
@@ -329,6 +334,8 @@ impl Core {
             Timer::ClosePeer { conn, reason } => self.close_refused_peer(conn, reason),
             Timer::ClientConn { conn } => self.on_client_conn_time(conn),
             Timer::ClientStream { conn, stream } => self.on_client_stream_time(conn, stream),
+            Timer::Ship { at } => self.on_ship_time(at),
+            Timer::ShipLane { node } => self.on_lane_time(&node),
         }
     }
 
@@ -338,6 +345,7 @@ impl Core {
                 let table = RouteTable::build(&catalog, &self.me, self.settings.cores);
                 self.routes = Arc::new(table);
                 self.verifier.replace_keys(&catalog);
+                self.ship_after_catalog();
                 self.drop_readers_of_moved_shards();
                 self.drop_moved_caches();
                 self.followers_after_catalog();
@@ -363,6 +371,7 @@ impl Core {
             && self.forwards.is_empty()
             && self.replicate_waiters.is_empty()
             && self.follower_requests() == 0
+            && self.shipping.waiting() == 0
             && self
                 .lane_backlog
                 .iter()
@@ -404,6 +413,7 @@ impl Core {
                 self.replicate_waiters.len(),
                 "batches of leaders without an answer",
             ),
+            (self.shipping.waiting(), "writes without a majority"),
         ] {
             if count > 0 {
                 self.say_cut(format!("{count} {what}"));

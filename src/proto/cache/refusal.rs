@@ -28,12 +28,18 @@ pub enum CacheFailure {
     LogFailed,
     /// The write or its flush failed: it may be on disk, and nobody may count on it.
     StorageFailed,
+    /// Durable on the leader, and no majority held it in time.
+    QuorumTimeout,
+    /// Durable on the leader, which ceased to lead.
+    LeadershipLost,
     /// The value cannot be read back. Nothing was changed, unless it was being deleted.
     ReadFailed,
 }
 
 const OVERFLOW: &str = "the counter's sum would leave the range of a signed 64-bit number";
 const INDEX_FULL: &str = "this broker holds as many cache keys as it may";
+const QUORUM_TIMEOUT: &str = "no majority of the replicas held it in time";
+const LEADERSHIP_LOST: &str = "the leader of the shard changed meanwhile";
 const READ_FAILED: &str = "the value cannot be read";
 
 impl CacheFailure {
@@ -52,6 +58,8 @@ impl CacheFailure {
             Self::BadDelta => invalid("the delta is not eight bytes"),
             Self::LogFailed => of_append_failure(AppendFailure::LogFailed),
             Self::StorageFailed => of_append_failure(AppendFailure::FlushFailed),
+            Self::QuorumTimeout => Refusal::new(ErrorCode::QuorumTimeout, QUORUM_TIMEOUT),
+            Self::LeadershipLost => Refusal::new(ErrorCode::LeadershipLost, LEADERSHIP_LOST),
             Self::ReadFailed => {
                 let class = match is_write {
                     true => RetryClass::OutcomeUnknown,
@@ -75,6 +83,9 @@ impl CacheFailure {
             Self::BadDelta => (PeerCode::Malformed, "the delta is not eight bytes"),
             Self::LogFailed => (PeerCode::StorageFailed, "the log is closed after a failure"),
             Self::StorageFailed => (PeerCode::StorageFailed, "the write or its flush failed"),
+            // The one code that is neither retried nor read as "nothing was written".
+            Self::QuorumTimeout => (PeerCode::StorageFailed, QUORUM_TIMEOUT),
+            Self::LeadershipLost => (PeerCode::StorageFailed, LEADERSHIP_LOST),
             Self::ReadFailed => (PeerCode::StorageFailed, READ_FAILED),
         }
     }

@@ -20,7 +20,7 @@ use super::outcome::{ForwardKind, NotLeader, PeerError, SendResult};
 use crate::ids::CorrelationId;
 
 pub use link::PeerLink;
-pub use streams::{StreamSlot, Streams, MAX_STREAMS};
+pub use streams::{StreamSlot, Streams, ALL_STREAMS, MAX_STREAMS, REPLICATION_SLOT};
 
 /// The bounds of one link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

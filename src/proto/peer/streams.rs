@@ -8,6 +8,12 @@
 /// Streams a connection can have at most.
 pub const MAX_STREAMS: usize = 8;
 
+/// Streams of a connection with the one kept for replication.
+pub const ALL_STREAMS: usize = MAX_STREAMS + 1;
+/// The stream kept for what is shipped to followers: nothing else is placed on it, so that neither
+/// waits behind the other.
+pub const REPLICATION_SLOT: StreamSlot = StreamSlot(MAX_STREAMS as u8);
+
 /// One of a connection's streams; 0 is the one that greets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamSlot(pub u8);
@@ -15,7 +21,7 @@ pub struct StreamSlot(pub u8);
 /// Unanswered bytes on each stream.
 #[derive(Debug, Clone)]
 pub struct Streams {
-    unanswered_bytes: [u64; MAX_STREAMS],
+    unanswered_bytes: [u64; ALL_STREAMS],
     count: usize,
     large_request_bytes: u32,
 }
@@ -24,7 +30,7 @@ impl Streams {
     /// `count` is clamped to 1 ..= [`MAX_STREAMS`].
     pub fn new(count: u8, large_request_bytes: u32) -> Self {
         Self {
-            unanswered_bytes: [0; MAX_STREAMS],
+            unanswered_bytes: [0; ALL_STREAMS],
             count: usize::from(count).clamp(1, MAX_STREAMS),
             large_request_bytes,
         }
@@ -33,7 +39,7 @@ impl Streams {
     /// Chooses a stream and adds the request to it.
     pub fn place(&mut self, bytes: u32, pin: Option<StreamSlot>) -> StreamSlot {
         let slot = match pin {
-            Some(pin) if usize::from(pin.0) < self.count => pin,
+            Some(pin) if usize::from(pin.0) < self.count || pin == REPLICATION_SLOT => pin,
             Some(_) | None => self.least_loaded(bytes),
         };
         self.unanswered_bytes[usize::from(slot.0)] += u64::from(bytes);
@@ -87,6 +93,18 @@ mod tests {
         streams.remove(StreamSlot(1), 5);
         assert_eq!(streams.place(5, None), StreamSlot(1));
         assert_eq!(streams.total_bytes(), 25);
+    }
+
+    #[test]
+    fn the_stream_of_replication_takes_only_what_is_pinned_to_it() {
+        for count in 1..=MAX_STREAMS as u8 {
+            let mut streams = Streams::new(count, 1000);
+            for _ in 0..50 {
+                assert_ne!(streams.place(10, None), REPLICATION_SLOT);
+                assert_ne!(streams.place(5000, None), REPLICATION_SLOT);
+            }
+            assert_eq!(streams.place(10, Some(REPLICATION_SLOT)), REPLICATION_SLOT);
+        }
     }
 
     #[test]

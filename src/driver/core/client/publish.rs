@@ -15,7 +15,9 @@ use crate::proto::client_code::{
 use crate::proto::client_session::{OwedId, Written};
 use crate::proto::forward::ForwardOp;
 use crate::proto::outcome::{Appended, Outcome, Target};
-use crate::proto::ownership::{route_local, Load, LocalRoute, Owner, RouteRefusal, ShardView};
+use crate::proto::ownership::{
+    route_local, Load, LocalRoute, Owner, RouteRefusal, Serving, ShardView,
+};
 use crate::wire::client::{
     Blob, ErrorCode, Refusal, Request, RetryClass, ShardOwner, ToBroker, WireCode,
 };
@@ -24,7 +26,7 @@ use crate::wire::routing::shard_for_key;
 
 use super::super::append::AppendWaiter;
 use super::super::forward::{ForwardBody, ForwardWork};
-use super::super::message::{AppendRefusal, AppendResult};
+use super::super::message::{AppendRefusal, AppendResult, UnknownWrite};
 use super::auth::Identity;
 use super::Core;
 use crate::driver::quic::{ConnId, StreamId};
@@ -209,6 +211,7 @@ impl Core {
             }
             AppendResult::Refused(refusal) => Err(of_append_refusal(refusal)),
             AppendResult::StorageFailed => Err(of_append_failure(AppendFailure::FlushFailed)),
+            AppendResult::Unknown(why) => Err(of_unknown_write(why)),
         };
         self.settle_publish(publish, result);
     }
@@ -332,10 +335,25 @@ fn of_append_refusal(refusal: AppendRefusal) -> Refusal {
         AppendRefusal::Moved => {
             Refusal::new(ErrorCode::ShardUnavailable, "the shard is moving").with_reason("moving")
         }
+        AppendRefusal::Opening => of_route_refusal(RouteRefusal::NotServing(Serving::Opening)),
         AppendRefusal::Overloaded => of_append_failure(AppendFailure::QueueFull),
         AppendRefusal::DiskFull => of_append_failure(AppendFailure::DiskFull),
         AppendRefusal::TooLarge => of_append_failure(AppendFailure::TooLarge),
         AppendRefusal::LogFailed => of_append_failure(AppendFailure::LogFailed),
+    }
+}
+
+/// A write that is durable on its leader and perhaps nowhere else: it may yet be committed.
+fn of_unknown_write(why: UnknownWrite) -> Refusal {
+    match why {
+        UnknownWrite::QuorumTimeout => Refusal::new(
+            ErrorCode::QuorumTimeout,
+            "no majority of the replicas held it in time",
+        ),
+        UnknownWrite::LeadershipLost => Refusal::new(
+            ErrorCode::LeadershipLost,
+            "this broker ceased to lead the shard meanwhile",
+        ),
     }
 }
 

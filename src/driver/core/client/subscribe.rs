@@ -13,7 +13,7 @@ use crate::ids::{Offset, ShardId};
 use crate::metrics::SubscriberEnd;
 use crate::proto::client_code::{invalid, of_route_refusal};
 use crate::proto::client_session::Requested;
-use crate::proto::ownership::RouteRefusal;
+use crate::proto::ownership::{RouteRefusal, Serving};
 use crate::proto::subscription::{
     Delivery, EndReason, Ended, Readable, StartPosition, StartRefusal, Subscription,
     SubscriptionLimits, SubscriptionStep,
@@ -168,6 +168,10 @@ impl Core {
                     .with_reason("moving");
                 return self.refuse_start(token, request, class, refusal);
             }
+            ReadResult::NotReady => {
+                let refusal = of_route_refusal(RouteRefusal::NotServing(Serving::Opening));
+                return self.refuse_start(token, request, class, refusal);
+            }
             ReadResult::Records { .. } | ReadResult::Trimmed { .. } | ReadResult::Failed(_) => {
                 return self.refuse_start(token, request, class, unreadable());
             }
@@ -310,7 +314,7 @@ impl Core {
             }
             ReadResult::Trimmed { base } => cursor.on_trimmed(Offset(base)),
             ReadResult::NotOwner => cursor.end(EndReason::ShardMoved { owner: None }),
-            ReadResult::Failed(_) | ReadResult::Bounds { .. } => {
+            ReadResult::Failed(_) | ReadResult::Bounds { .. } | ReadResult::NotReady => {
                 cursor.end(EndReason::StorageFailed)
             }
         }

@@ -1,0 +1,603 @@
+//! What is on its way to each follower's broker.
+//!
+//! A lane a broker and core: shards that have something for it stand in line, each is asked for
+//! one request in turn, so that a shard that is far behind never holds up the others. All
+//! requests of a lane travel on one stream of the link, kept for replication, so that forwarded
+//! writes do not delay them. While there is no connection nothing is asked or read: the lane dials
+//! on the link's own schedule, with one timer, however many shards stand in it.
+//!
+//! Bounds: requests and bytes on their way ([`SHIP_LANE_REQUESTS`], [`SHIP_LANE_BYTES`]) and reads
+//! from the disk ([`SHIP_LANE_DISK_READS`]) of a lane; past them shards wait in line.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use storage_uring::LogRef;
+
+use super::super::link::LinkToken;
+use super::super::message::ReadResult;
+use super::super::reads::ReadWaiter;
+use super::super::timers::Timer;
+use super::super::Core;
+use super::LedIdx;
+use crate::ids::{CorrelationId, NodeId, Offset};
+use crate::limits::{SHIP_LANE_BYTES, SHIP_LANE_DISK_READS, SHIP_LANE_REQUESTS};
+use crate::metrics::ShipOutcome;
+use crate::proto::convert::PeerReply;
+use crate::proto::correlation::Family;
+use crate::proto::outcome::{ForwardKind, PeerCode, SendResult};
+use crate::proto::peer::{LinkPhase, Request, StreamSlot, REPLICATION_SLOT};
+use crate::proto::replication::leader::{Answered, Ask, AskId, Asked, Fetched, FollowerIdx};
+use crate::wire::internal::{
+    encode, records_parts, Bootstrap, EncodeError, Message, Payloads, Rebuild, Records, ReplicaLog,
+};
+
+/// How long a lane leaves a link alone that is being closed.
+const DRAINING_RETRY: Duration = Duration::from_millis(200);
+/// Batches kept for the next follower of the same log.
+const RECENT_BATCHES: usize = 4;
+/// The fixed part of a request, and more than its names usually take.
+const FRAME_HEAD_BYTES: usize = 256;
+
+/// Names a request to a follower among those of its link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::driver::core) struct ShipToken(pub u64);
+
+/// The way to one broker.
+#[derive(Default)]
+pub(super) struct Lane {
+    /// Shards that have something for this broker, each once.
+    ready: VecDeque<(LedIdx, FollowerIdx)>,
+    requests: usize,
+    bytes: u64,
+    disk_reads: usize,
+    /// Fetches that wait for a disk read to end.
+    waiting_reads: VecDeque<u64>,
+    is_dirty: bool,
+    has_timer: bool,
+}
+
+impl Lane {
+    fn has_room(&self) -> bool {
+        self.requests < SHIP_LANE_REQUESTS && self.bytes < SHIP_LANE_BYTES
+    }
+}
+
+/// Whom a request or a read is for.
+#[derive(Clone)]
+struct Place {
+    at: LedIdx,
+    epoch: u64,
+    follower: FollowerIdx,
+    log: ReplicaLog,
+    id: AskId,
+    node: NodeId,
+}
+
+/// A request handed to a link.
+pub(super) struct ShipAsk {
+    place: Place,
+    bytes: u64,
+    body: ShipBody,
+}
+
+enum ShipBody {
+    Records { first: u64, batch: Batch },
+    Bootstrap { base: Offset },
+    Rebuild { base: Offset },
+}
+
+/// A fetch that goes to the disk.
+pub(super) struct ShipRead {
+    place: Place,
+    log: LogRef,
+    from: u64,
+    max_bytes: usize,
+    max_records: usize,
+}
+
+/// Records in the form in which they travel.
+#[derive(Clone)]
+pub(super) struct Batch {
+    payloads: Payloads,
+    checksum: u64,
+}
+
+impl Batch {
+    fn of(records: &[Bytes]) -> Result<Self, EncodeError> {
+        let payloads = Payloads::from_slices(records)?;
+        let checksum = payloads.batch_checksum();
+        Ok(Self { payloads, checksum })
+    }
+}
+
+/// The newest batches of a core: the followers of a log take the same records one after the
+/// other, which are then copied and checksummed once.
+#[derive(Default)]
+pub(super) struct RecentBatches {
+    kept: VecDeque<(LogRef, u64, Batch)>,
+}
+
+impl RecentBatches {
+    fn get(&self, log: LogRef, first: u64) -> Option<Batch> {
+        let found = self
+            .kept
+            .iter()
+            .find(|(of, at, _)| (*of, *at) == (log, first));
+        found.map(|(_, _, batch)| batch.clone())
+    }
+
+    fn keep(&mut self, log: LogRef, first: u64, batch: &Batch) {
+        if self.kept.len() >= RECENT_BATCHES {
+            self.kept.pop_front();
+        }
+        self.kept.push_back((log, first, batch.clone()));
+    }
+
+    /// A log was cut or placed anew: what its offsets named may have changed.
+    pub fn forget(&mut self, log: LogRef) {
+        self.kept.retain(|(of, _, _)| *of != log);
+    }
+}
+
+impl Core {
+    /// Puts a shard in line at every follower it has something for.
+    pub(super) fn queue_wants(&mut self, at: LedIdx) {
+        let now = self.mono;
+        let Some(led) = self
+            .shipping
+            .led
+            .get_mut(at.0 as usize)
+            .and_then(Option::as_mut)
+        else {
+            return;
+        };
+        let Some(machine) = &led.machine else {
+            return;
+        };
+        for (place, node) in led.followers.iter().enumerate() {
+            let follower = FollowerIdx(place as u16);
+            if led.queued[place] || !machine.wants(follower, now) {
+                continue;
+            }
+            led.queued[place] = true;
+            let lane = match self.shipping.lanes.get_mut(node) {
+                Some(lane) => lane,
+                None => self.shipping.lanes.entry(node.clone()).or_default(),
+            };
+            lane.ready.push_back((at, follower));
+            if !std::mem::replace(&mut lane.is_dirty, true) {
+                self.shipping.dirty_lanes.push(node.clone());
+            }
+        }
+    }
+
+    /// The lane may go on: its link came up, or something in it ended.
+    pub(in crate::driver::core) fn dirty_lane(&mut self, node: &NodeId) {
+        if let Some(lane) = self.shipping.lanes.get_mut(node) {
+            if !std::mem::replace(&mut lane.is_dirty, true) {
+                self.shipping.dirty_lanes.push(node.clone());
+            }
+        }
+    }
+
+    /// Sends what stands in line, as far as there is room.
+    pub(in crate::driver::core) fn run_lanes(&mut self) {
+        while let Some(node) = self.shipping.dirty_lanes.pop() {
+            self.run_lane(&node);
+        }
+    }
+
+    pub(in crate::driver::core) fn has_dirty_lanes(&self) -> bool {
+        !self.shipping.dirty_lanes.is_empty()
+    }
+
+    pub(in crate::driver::core) fn on_lane_time(&mut self, node: &NodeId) {
+        if let Some(lane) = self.shipping.lanes.get_mut(node) {
+            lane.has_timer = false;
+        }
+        self.dirty_lane(node);
+    }
+
+    fn run_lane(&mut self, node: &NodeId) {
+        let Some(lane) = self.shipping.lanes.get_mut(node) else {
+            return;
+        };
+        lane.is_dirty = false;
+        if lane.ready.is_empty() || !self.lane_link_is_up(node) {
+            return;
+        }
+        let rebuilds = Arc::clone(&self.settings.rebuilds);
+        loop {
+            let Some(lane) = self.shipping.lanes.get_mut(node) else {
+                return;
+            };
+            if !lane.has_room() {
+                return;
+            }
+            let Some((at, follower)) = lane.ready.pop_front() else {
+                return;
+            };
+            let now = self.mono;
+            let Some(led) = self.shipping.get_mut(at) else {
+                continue;
+            };
+            // The place may belong to another shard or to another set of followers by now.
+            let place = usize::from(follower.0);
+            if led.followers.get(place) != Some(node) {
+                continue;
+            }
+            let epoch = led.epoch;
+            let asked = led
+                .machine
+                .as_mut()
+                .and_then(|machine| machine.next_ask(follower, now, &*rebuilds));
+            let Some((log, asked)) = asked else {
+                led.queued[place] = false;
+                self.arm_ship_timer(at);
+                continue;
+            };
+            let place = Place {
+                at,
+                epoch,
+                follower,
+                log,
+                id: asked.id,
+                node: node.clone(),
+            };
+            self.carry_out(place, asked);
+            // Behind the others: it may have more.
+            if let Some(lane) = self.shipping.lanes.get_mut(node) {
+                lane.ready.push_back((at, follower));
+            }
+        }
+    }
+
+    /// Whether the lane may send now; dials, or sets a timer, when not.
+    fn lane_link_is_up(&mut self, node: &NodeId) -> bool {
+        let Some(index) = self.routes.node_by_id(node.as_str()) else {
+            return false;
+        };
+        self.ensure_link(index);
+        let now = self.mono;
+        let Some(machine) = self.link_machine(node) else {
+            return false;
+        };
+        let retry_at = match machine.phase() {
+            LinkPhase::Up => return true,
+            LinkPhase::Connecting | LinkPhase::Greeting | LinkPhase::Retired => return false,
+            LinkPhase::Idle => now,
+            LinkPhase::Backoff => machine.retry_at().unwrap_or(now),
+            LinkPhase::Draining => now + DRAINING_RETRY,
+        };
+        if retry_at <= now {
+            machine.connect(now);
+            self.pending_link(node);
+            return false;
+        }
+        if let Some(lane) = self.shipping.lanes.get_mut(node) {
+            if !std::mem::replace(&mut lane.has_timer, true) {
+                let node = node.clone();
+                self.timers.push(retry_at, Timer::ShipLane { node });
+            }
+        }
+        false
+    }
+
+    fn carry_out(&mut self, place: Place, asked: Asked) {
+        let body = match asked.ask {
+            Ask::Fetch {
+                from,
+                max_bytes,
+                max_records,
+            } => return self.fetch(place, from.0, max_bytes as usize, max_records as usize),
+            Ask::Probe { at } => ShipBody::Records {
+                first: at.0,
+                batch: Batch {
+                    payloads: Payloads::empty(),
+                    checksum: 0,
+                },
+            },
+            Ask::Bootstrap { base } => ShipBody::Bootstrap { base },
+            Ask::Rebuild { base } => ShipBody::Rebuild { base },
+        };
+        self.send_ask(place, body);
+    }
+
+    fn fetch(&mut self, place: Place, from: u64, max_bytes: usize, max_records: usize) {
+        let log = self.shipping.get(place.at).and_then(|led| {
+            led.logs
+                .iter()
+                .find(|(kind, _)| *kind == place.log)
+                .copied()
+        });
+        let Some((_, log)) = log else {
+            return;
+        };
+        if let Some(batch) = self.shipping.batches.get(log, from) {
+            return self.send_batch(place, from, batch);
+        }
+        if let Some(read) = self.storage.read_recent(log, from, max_bytes) {
+            let records = &read.records[..read.records.len().min(max_records)];
+            return self.send_records(place, log, from, records);
+        }
+        let node = place.node.clone();
+        let token = self.shipping.reads.insert(ShipRead {
+            place,
+            log,
+            from,
+            max_bytes,
+            max_records,
+        });
+        if let Some(lane) = self.shipping.lanes.get_mut(&node) {
+            lane.waiting_reads.push_back(token);
+        }
+        self.start_lane_reads(&node);
+    }
+
+    fn start_lane_reads(&mut self, node: &NodeId) {
+        loop {
+            let Some(lane) = self.shipping.lanes.get_mut(node) else {
+                return;
+            };
+            if lane.disk_reads >= SHIP_LANE_DISK_READS {
+                return;
+            }
+            let Some(token) = lane.waiting_reads.pop_front() else {
+                return;
+            };
+            let Some(read) = self.shipping.reads.get_mut(token) else {
+                continue;
+            };
+            let (log, from, max_bytes, at) = (read.log, read.from, read.max_bytes, read.place.at);
+            let Some(led) = self.shipping.get(at) else {
+                self.shipping.reads.remove(token);
+                continue;
+            };
+            let shard = Arc::clone(&led.shard);
+            if let Some(lane) = self.shipping.lanes.get_mut(node) {
+                lane.disk_reads += 1;
+            }
+            self.metrics.ship_disk_reads.inc();
+            self.read_disk(&shard, log, from, max_bytes, ReadWaiter::Ship { token });
+        }
+    }
+
+    pub(in crate::driver::core) fn on_ship_read(&mut self, token: u64, result: ReadResult) {
+        let Some(read) = self.shipping.reads.remove(token) else {
+            return;
+        };
+        let ShipRead {
+            place,
+            log,
+            from,
+            max_records,
+            ..
+        } = read;
+        let node = place.node.clone();
+        if let Some(lane) = self.shipping.lanes.get_mut(&node) {
+            lane.disk_reads -= 1;
+        }
+        match result {
+            ReadResult::Records {
+                first_offset,
+                records,
+                ..
+            } if first_offset == from && !records.is_empty() => {
+                let records = &records[..records.len().min(max_records)];
+                self.send_records(place, log, from, records);
+            }
+            ReadResult::Trimmed { .. } => {
+                self.fetch_ended(place, Fetched::Trimmed);
+            }
+            ReadResult::Records { .. }
+            | ReadResult::Bounds { .. }
+            | ReadResult::NotReady
+            | ReadResult::NotOwner
+            | ReadResult::Failed(_) => {
+                self.fetch_ended(place, Fetched::Failed);
+            }
+        }
+        self.start_lane_reads(&node);
+        self.dirty_lane(&node);
+    }
+
+    fn send_records(&mut self, place: Place, log: LogRef, from: u64, records: &[Bytes]) {
+        match Batch::of(records) {
+            Ok(batch) if !batch.payloads.is_empty() => {
+                self.shipping.batches.keep(log, from, &batch);
+                self.send_batch(place, from, batch);
+            }
+            Ok(_) => {
+                self.fetch_ended(place, Fetched::Failed);
+            }
+            Err(error) => {
+                self.metrics.internal_faults.inc();
+                tracing::error!(%error, "records of a log do not fit a batch");
+                self.fetch_ended(place, Fetched::Failed);
+            }
+        }
+    }
+
+    fn send_batch(&mut self, place: Place, first: u64, batch: Batch) {
+        let fetched = Fetched::Records {
+            end: Offset(first + batch.payloads.len() as u64),
+            bytes: batch.payloads.as_wire().len() as u64,
+        };
+        if self.fetch_ended(place.clone(), fetched) {
+            self.metrics.ship_records.add(batch.payloads.len() as u64);
+            self.metrics
+                .ship_bytes
+                .add(batch.payloads.total_payload_bytes() as u64);
+            self.send_ask(place, ShipBody::Records { first, batch });
+        }
+    }
+
+    /// Tells the machine; true when it wants the records sent.
+    fn fetch_ended(&mut self, place: Place, fetched: Fetched) -> bool {
+        let now = self.mono;
+        let Some(machine) = self.shipping.machine(place.at, place.epoch) else {
+            return false;
+        };
+        let is_wanted = machine.on_fetched(place.follower, place.log, place.id, fetched, now);
+        if !is_wanted {
+            self.run_led(place.at);
+        }
+        is_wanted
+    }
+
+    fn send_ask(&mut self, place: Place, body: ShipBody) {
+        let payload_bytes = match &body {
+            ShipBody::Records { batch, .. } => batch.payloads.as_wire().len(),
+            ShipBody::Bootstrap { .. } | ShipBody::Rebuild { .. } => 0,
+        };
+        let family = match &body {
+            ShipBody::Records { .. } => Family::ReplicateRecords,
+            ShipBody::Bootstrap { .. } | ShipBody::Rebuild { .. } => Family::ReplicateControl,
+        };
+        let bytes = FRAME_HEAD_BYTES + payload_bytes;
+        let node = place.node.clone();
+        let token = self.shipping.asks.insert(ShipAsk {
+            place,
+            bytes: bytes as u64,
+            body,
+        });
+        if let Some(lane) = self.shipping.lanes.get_mut(&node) {
+            lane.requests += 1;
+            lane.bytes += bytes as u64;
+        }
+        let now = self.mono;
+        if let Some(machine) = self.link_machine(&node) {
+            machine.request(
+                now,
+                Request {
+                    token: LinkToken::Ship(ShipToken(token)),
+                    family,
+                    kind: ForwardKind::Authorized,
+                    bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
+                    pin: Some(REPLICATION_SLOT),
+                },
+            );
+            // At once: what is asked next must be written behind it.
+            self.run_link(&node);
+        }
+    }
+
+    /// Writes a request; one of a machine that is gone is not sent any more (INV-8).
+    pub(in crate::driver::core) fn transmit_ship(
+        &mut self,
+        node: &NodeId,
+        token: ShipToken,
+        slot: StreamSlot,
+        correlation: CorrelationId,
+    ) {
+        let Some(ask) = self.shipping.asks.get_mut(token.0) else {
+            return self.unwritten(node, correlation);
+        };
+        let (at, epoch) = (ask.place.at, ask.place.epoch);
+        let Some(led) = self
+            .shipping
+            .led
+            .get(at.0 as usize)
+            .and_then(Option::as_ref)
+            .filter(|led| led.epoch == epoch)
+        else {
+            return self.unwritten(node, correlation);
+        };
+        let shard = led.shard_ref.clone();
+        let log = ask.place.log;
+        let parts: Result<[Bytes; 2], EncodeError> = match &ask.body {
+            ShipBody::Records { first, batch } => records_parts(&Records {
+                correlation,
+                log,
+                shard,
+                first_offset: Offset(*first),
+                checksum: batch.checksum,
+                payloads: batch.payloads.clone(),
+            }),
+            ShipBody::Bootstrap { base } => {
+                let message = Message::Bootstrap(Bootstrap {
+                    correlation,
+                    log,
+                    shard,
+                    base_offset: *base,
+                });
+                encode(&message).map(|frame| [frame, Bytes::new()])
+            }
+            ShipBody::Rebuild { base } => {
+                let message = Message::Rebuild(Rebuild {
+                    correlation,
+                    shard,
+                    log,
+                    base_offset: *base,
+                });
+                encode(&message).map(|frame| [frame, Bytes::new()])
+            }
+        };
+        match parts {
+            Ok(parts) => self.write_to_link(node, slot, parts),
+            Err(error) => {
+                self.metrics.internal_faults.inc();
+                tracing::error!(%error, "a request to a follower does not fit a frame");
+                self.unwritten(node, correlation);
+            }
+        }
+    }
+
+    /// What a request to a follower came to.
+    pub(in crate::driver::core) fn on_ship_result(
+        &mut self,
+        token: ShipToken,
+        result: SendResult<PeerReply>,
+    ) {
+        let Some(ShipAsk { place, bytes, .. }) = self.shipping.asks.remove(token.0) else {
+            return;
+        };
+        if let Some(lane) = self.shipping.lanes.get_mut(&place.node) {
+            lane.requests -= 1;
+            lane.bytes -= bytes;
+        }
+        self.dirty_lane(&place.node);
+        self.metrics.ship_batches.inc(outcome_label(&result));
+        let answer = match result {
+            SendResult::Ok(PeerReply::Durable(durable)) => Answered::Ok { durable: durable.0 },
+            SendResult::Error(error) => Answered::Refused {
+                code: error.code,
+                expected: error.expected_offset.0,
+            },
+            SendResult::NotSent(_) => Answered::NotSent,
+            // No other answer is of this request's family; the link has seen to that.
+            SendResult::Ok(PeerReply::Appended(_) | PeerReply::Cached(_))
+            | SendResult::NotLeader(_)
+            | SendResult::Unknown(_) => Answered::Unknown,
+        };
+        let now = self.mono;
+        let rebuilds = Arc::clone(&self.settings.rebuilds);
+        if let Some(machine) = self.shipping.machine(place.at, place.epoch) {
+            machine.on_answer(place.follower, place.log, place.id, answer, now, &*rebuilds);
+            self.run_led(place.at);
+        }
+    }
+}
+
+fn outcome_label(result: &SendResult<PeerReply>) -> ShipOutcome {
+    match result {
+        SendResult::Ok(_) => ShipOutcome::Ok,
+        SendResult::NotLeader(_) | SendResult::Unknown(_) => ShipOutcome::Unknown,
+        SendResult::NotSent(_) => ShipOutcome::NotSent,
+        SendResult::Error(error) => match error.code {
+            PeerCode::StaleRoute => ShipOutcome::StaleRoute,
+            PeerCode::Unavailable => ShipOutcome::Unavailable,
+            PeerCode::Unauthorized => ShipOutcome::Unauthorized,
+            PeerCode::Overload => ShipOutcome::Overload,
+            PeerCode::Malformed => ShipOutcome::Malformed,
+            PeerCode::StorageFailed => ShipOutcome::StorageFailed,
+            PeerCode::LogGap => ShipOutcome::LogGap,
+            PeerCode::LogConflict => ShipOutcome::LogConflict,
+            PeerCode::FencedEpoch => ShipOutcome::FencedEpoch,
+            PeerCode::UnsupportedKind | PeerCode::ProtocolVersion => ShipOutcome::UnsupportedKind,
+        },
+    }
+}

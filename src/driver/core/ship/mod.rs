@@ -1,0 +1,620 @@
+//! Shards this broker leads that other brokers hold copies of: carries out what [`ShardLeader`]
+//! decides.
+//!
+//! * this file: which shards are led, and the change from one assignment to the next;
+//! * [`lane`]: what is on its way to each broker, and the answers;
+//! * [`wait`]: writes and cache reads that wait for a majority;
+//! * [`show`]: what operators are told.
+//!
+//! A shard without other holders never comes here: its path has no look-up, hop or allocation
+//! more than before.
+//!
+//! Bounds: requests and bytes on their way to one broker ([`lane`]), one timer a shard that waits
+//! for something, none for one that does not.
+//!
+//! Invariants:
+//! * INV-6: nothing is appended to a replicated shard before its leader machine is open at exactly
+//!   the generation of the request.
+//! * INV-7: a write to a `Quorum` shard is answered as stored only once the mark has passed it;
+//!   a write that was on its way when leadership was lost is answered as unknown.
+//! * INV-8: what is sent under a generation is sent only while the machine of that generation
+//!   lives and is not superseded.
+
+mod lane;
+mod show;
+mod wait;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+
+use storage_uring::{ControlEvent, LogRef};
+
+use crate::admin::ShardFailure;
+use crate::catalog::{Consistency, RouteTable, ShardRoute};
+use crate::ids::{Generation, NodeId, ShardId};
+use crate::proto::replication::leader::{
+    FollowerIdx, LogStart, MajorityAlone, QuorumWaits, RebuildSlots, ShardEvent, ShardLeader,
+    ShardSpec,
+};
+use crate::proto::replication::types::logs_of;
+use crate::proto::replication::{History, HistoryEntry, LogState};
+use crate::proto::MonoTime;
+use crate::wire::internal::{ReplicaLog, ShardRef, Text};
+
+use super::append::{log_name, AppendWaiter};
+use super::follower::log_kind;
+use super::slots::Slots;
+use super::timers::Timer;
+use super::Core;
+use lane::{Lane, RecentBatches, ShipAsk, ShipRead};
+use wait::QuorumWaiter;
+
+pub(super) use lane::ShipToken;
+pub(super) use wait::{QuorumCache, Readable};
+
+/// A place in the table of led shards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct LedIdx(u32);
+
+/// New copies of followers being made at once, over all cores of the broker.
+#[derive(Debug)]
+pub struct RebuildBudget {
+    free: AtomicUsize,
+}
+
+impl RebuildBudget {
+    /// `at_once` copies; 0 means that only an operator makes new ones.
+    pub fn new(at_once: usize) -> Self {
+        Self {
+            free: AtomicUsize::new(at_once),
+        }
+    }
+}
+
+impl RebuildSlots for RebuildBudget {
+    fn try_take(&self) -> bool {
+        let take = |free: usize| free.checked_sub(1);
+        self.free
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+            .is_ok()
+    }
+
+    fn give_back(&self) {
+        self.free.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// One shard this broker leads.
+struct LedShard {
+    shard: Arc<ShardId>,
+    /// Grows with every machine; what was asked by an earlier one finds nothing.
+    epoch: u64,
+    generation: Generation,
+    is_quorum: bool,
+    followers: Vec<NodeId>,
+    /// The shard as requests name it, made once a generation.
+    shard_ref: ShardRef,
+    logs: Vec<(ReplicaLog, LogRef)>,
+    /// `None` while writes of an earlier role are still on their way to the disk.
+    machine: Option<ShardLeader<MajorityAlone>>,
+    /// Which followers stand in their lane already.
+    queued: Vec<bool>,
+    waits: QuorumWaits<QuorumWaiter>,
+    /// The highest mark readers have been shown; outlives a generation under this leader.
+    shown: Option<u64>,
+    timer_at: Option<MonoTime>,
+}
+
+/// All of one core's led shards.
+#[derive(Default)]
+pub(super) struct Shipping {
+    led: Vec<Option<LedShard>>,
+    free: Vec<u32>,
+    by_shard: HashMap<Arc<ShardId>, LedIdx>,
+    logs: HashMap<LogRef, (LedIdx, ReplicaLog)>,
+    /// Shards whose machine waits for their logs to be quiet.
+    settling: Vec<LedIdx>,
+    /// Shards this broker may not lead at the generation the catalog names.
+    refused: HashMap<Arc<ShardId>, ShardFailure>,
+    /// Logs of lost shards with writes still on their way.
+    lost: HashSet<LogRef>,
+    lanes: HashMap<NodeId, Lane>,
+    dirty_lanes: Vec<NodeId>,
+    asks: Slots<ShipAsk>,
+    reads: Slots<ShipRead>,
+    batches: RecentBatches,
+    last_epoch: u64,
+    waiting_writes: usize,
+}
+
+impl Shipping {
+    fn get(&self, at: LedIdx) -> Option<&LedShard> {
+        self.led.get(at.0 as usize)?.as_ref()
+    }
+
+    fn get_mut(&mut self, at: LedIdx) -> Option<&mut LedShard> {
+        self.led.get_mut(at.0 as usize)?.as_mut()
+    }
+
+    /// The led shard of a log, when its machine has that epoch.
+    fn machine(&mut self, at: LedIdx, epoch: u64) -> Option<&mut ShardLeader<MajorityAlone>> {
+        let led = self.get_mut(at).filter(|led| led.epoch == epoch)?;
+        led.machine.as_mut()
+    }
+
+    fn insert(&mut self, led: LedShard) -> LedIdx {
+        let shard = Arc::clone(&led.shard);
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.led[at as usize] = Some(led);
+                LedIdx(at)
+            }
+            None => {
+                self.led.push(Some(led));
+                LedIdx((self.led.len() - 1) as u32)
+            }
+        };
+        self.by_shard.insert(shard, at);
+        at
+    }
+
+    fn indices(&self) -> Vec<LedIdx> {
+        let live = self.led.iter().enumerate().filter(|(_, led)| led.is_some());
+        live.map(|(at, _)| LedIdx(at as u32)).collect()
+    }
+
+    /// Whether a replicated shard takes writes now.
+    pub fn is_open(&self, shard: &ShardId, generation: Generation) -> bool {
+        self.by_shard
+            .get(shard)
+            .and_then(|at| self.get(*at))
+            .filter(|led| led.generation == generation)
+            .and_then(|led| led.machine.as_ref())
+            .is_some_and(ShardLeader::is_open)
+    }
+
+    /// Writes and reads that wait for a majority.
+    pub fn waiting(&self) -> usize {
+        self.waiting_writes
+    }
+}
+
+/// What of an assignment the leader's machine is made from.
+struct Assigned {
+    generation: Generation,
+    followers: Vec<NodeId>,
+    is_quorum: bool,
+}
+
+impl Assigned {
+    fn of(routes: &RouteTable, route: &ShardRoute, consistency: Consistency) -> Self {
+        let others = route.replicas.iter().filter(|node| **node != route.leader);
+        Self {
+            generation: route.generation,
+            followers: others
+                .map(|node| routes.node(*node).node_id.clone())
+                .collect(),
+            is_quorum: consistency == Consistency::Quorum,
+        }
+    }
+}
+
+impl Core {
+    /// Takes up every replicated shard the catalog gives this core.
+    pub(super) fn lead_assigned_shards(&mut self) {
+        let routes = Arc::clone(&self.routes);
+        for (stream, route) in routes.sharded_routes() {
+            let is_ours = route.is_local && route.core.0 == self.index && route.replicas.len() > 1;
+            if is_ours && !self.shipping.by_shard.contains_key(&route.shard_id) {
+                let assigned = Assigned::of(&routes, route, stream.consistency);
+                self.lead(&route.shard_id, assigned);
+            }
+        }
+    }
+
+    /// The catalog changed: shards are lost, gained, or led on at another generation.
+    pub(super) fn ship_after_catalog(&mut self) {
+        let routes = Arc::clone(&self.routes);
+        self.shipping.refused.clear();
+        for at in self.shipping.indices() {
+            let Some(led) = self.shipping.get(at) else {
+                continue;
+            };
+            let shard = Arc::clone(&led.shard);
+            let assigned = routes
+                .shard(&shard)
+                .filter(|route| route.is_local)
+                .zip(routes.stream_of(&shard))
+                .map(|(route, stream)| Assigned::of(&routes, route, stream.consistency));
+            match assigned {
+                None => self.lose_shard(at),
+                Some(assigned) => self.lead_on(at, assigned),
+            }
+        }
+        self.note_lost_logs(&routes);
+        self.lead_assigned_shards();
+    }
+
+    fn lead(&mut self, shard: &Arc<ShardId>, assigned: Assigned) {
+        let mut logs = Vec::new();
+        for log in logs_of(shard.kind) {
+            let opened = match logs.is_empty() {
+                true => self.open_log(shard),
+                false => match self.storage.open_log(&log_name(shard, log_kind(*log))) {
+                    Ok(opened) => Ok(opened),
+                    Err(error) => return self.report_shard_failure(shard, &error),
+                },
+            };
+            // The failure of the main log has been reported where it was opened.
+            let Ok(opened) = opened else {
+                return;
+            };
+            logs.push((*log, opened));
+        }
+        let Some(shard_ref) = shard_ref(shard, assigned.generation) else {
+            return self.refuse_to_lead(shard, "a name is too long to be replicated".to_owned());
+        };
+        let led = LedShard {
+            shard: Arc::clone(shard),
+            epoch: 0,
+            generation: assigned.generation,
+            is_quorum: assigned.is_quorum,
+            queued: vec![false; assigned.followers.len()],
+            followers: assigned.followers,
+            shard_ref,
+            logs: logs.clone(),
+            machine: None,
+            waits: QuorumWaits::default(),
+            shown: None,
+            timer_at: None,
+        };
+        let at = self.shipping.insert(led);
+        for (kind, log) in logs {
+            self.shipping.logs.insert(log, (at, kind));
+        }
+        self.start_machine(at);
+    }
+
+    /// Leads on under a changed assignment. Waiting writes go over to the new mark.
+    fn lead_on(&mut self, at: LedIdx, assigned: Assigned) {
+        let Some(led) = self.shipping.get_mut(at) else {
+            return;
+        };
+        let is_same = led.generation == assigned.generation
+            && led.followers == assigned.followers
+            && led.is_quorum == assigned.is_quorum;
+        if is_same {
+            if let Some(machine) = &mut led.machine {
+                machine.on_view();
+            }
+            return self.run_led(at);
+        }
+        if assigned.followers.is_empty() {
+            // Alone, what is durable here is on a majority.
+            self.release_waits(at, u64::MAX);
+            return self.forget_led(at);
+        }
+        led.generation = assigned.generation;
+        led.shard_ref.generation = assigned.generation;
+        led.is_quorum = assigned.is_quorum;
+        led.queued = vec![false; assigned.followers.len()];
+        led.followers = assigned.followers;
+        if let Some(machine) = led.machine.take() {
+            machine.retire(&*self.settings.rebuilds);
+        }
+        if !assigned.is_quorum {
+            self.release_waits(at, u64::MAX);
+        }
+        self.start_machine(at);
+    }
+
+    /// Another broker leads the shard now, or nobody.
+    fn lose_shard(&mut self, at: LedIdx) {
+        let Some(led) = self.shipping.get(at) else {
+            return;
+        };
+        tracing::info!(shard = %led.shard, generation = %led.generation, "this broker does not lead the shard any more");
+        self.fail_waits(at);
+        self.forget_led(at);
+    }
+
+    fn forget_led(&mut self, at: LedIdx) {
+        let Some(led) = self
+            .shipping
+            .led
+            .get_mut(at.0 as usize)
+            .and_then(Option::take)
+        else {
+            return;
+        };
+        if let Some(machine) = led.machine {
+            machine.retire(&*self.settings.rebuilds);
+        }
+        for (_, log) in &led.logs {
+            self.shipping.logs.remove(log);
+        }
+        self.shipping.by_shard.remove(&led.shard);
+        self.shipping.settling.retain(|settling| *settling != at);
+        self.shipping.free.push(at.0);
+    }
+
+    /// Appends that were on their way when their shard was lost may not be acknowledged.
+    fn note_lost_logs(&mut self, routes: &RouteTable) {
+        for (shard, open) in &self.logs {
+            let leads = routes.shard(shard).is_some_and(|route| route.is_local);
+            if !leads && self.storage.durable_tail(open.log) < self.storage.tail(open.log) {
+                self.shipping.lost.insert(open.log);
+            }
+        }
+    }
+
+    /// Whether an append that has become durable belongs to a shard that was lost meanwhile.
+    pub(super) fn was_lost(&mut self, log: LogRef) -> bool {
+        if self.shipping.lost.is_empty() || !self.shipping.lost.contains(&log) {
+            return false;
+        }
+        if self.storage.durable_tail(log) >= self.storage.tail(log) {
+            self.shipping.lost.remove(&log);
+        }
+        true
+    }
+
+    /// Makes the machine of the shard's generation, once its logs are quiet: what an earlier role
+    /// still has on its way would be counted wrongly.
+    fn start_machine(&mut self, at: LedIdx) {
+        let Some(led) = self.shipping.get(at) else {
+            return;
+        };
+        let is_quiet = led
+            .logs
+            .iter()
+            .all(|(_, log)| self.storage.tail(*log) == self.storage.durable_tail(*log));
+        if !is_quiet {
+            if !self.shipping.settling.contains(&at) {
+                self.shipping.settling.push(at);
+            }
+            return;
+        }
+        self.shipping.settling.retain(|settling| *settling != at);
+        self.forget_batches(at);
+        let Some(led) = self.shipping.get(at) else {
+            return;
+        };
+        let starts: Vec<LogStart> = led
+            .logs
+            .iter()
+            .map(|(kind, log)| LogStart {
+                log: *kind,
+                state: log_state(&self.storage.state(*log)),
+            })
+            .collect();
+        let spec = ShardSpec {
+            me: self.me.clone(),
+            generation: led.generation,
+            followers: led.followers.clone(),
+            is_quorum: led.is_quorum,
+            limits: self.settings.ship_limits,
+            seed: self.random_u64(),
+        };
+        match ShardLeader::begin(spec, MajorityAlone, &starts) {
+            Ok(machine) => {
+                self.shipping.last_epoch += 1;
+                let epoch = self.shipping.last_epoch;
+                if let Some(led) = self.shipping.get_mut(at) {
+                    led.machine = Some(machine);
+                    led.epoch = epoch;
+                }
+                self.run_led(at);
+            }
+            Err(refusal) => {
+                let shard = Arc::clone(&led.shard);
+                self.fail_waits(at);
+                self.forget_led(at);
+                self.refuse_to_lead(&shard, refusal.to_string());
+            }
+        }
+    }
+
+    /// In an earlier role the logs may have been cut or placed anew: offsets may name others now.
+    fn forget_batches(&mut self, at: LedIdx) {
+        let logs: Vec<LogRef> = self
+            .shipping
+            .get(at)
+            .map(|led| led.logs.iter().map(|(_, log)| *log).collect())
+            .unwrap_or_default();
+        for log in logs {
+            self.shipping.batches.forget(log);
+            self.shipping.lost.remove(&log);
+        }
+    }
+
+    fn refuse_to_lead(&mut self, shard: &Arc<ShardId>, error: String) {
+        tracing::error!(%shard, error, "this broker may not lead the shard");
+        let failure = ShardFailure {
+            shard: shard.to_string(),
+            error,
+            remedy: "give every broker a catalog with a higher generation for the shard, led by the replica whose log is newest".to_owned(),
+        };
+        self.shipping.refused.insert(Arc::clone(shard), failure);
+    }
+
+    /// Shards that waited for their logs to be quiet.
+    pub(super) fn retry_settling(&mut self) {
+        if self.shipping.settling.is_empty() {
+            return;
+        }
+        for at in std::mem::take(&mut self.shipping.settling) {
+            self.start_machine(at);
+        }
+    }
+
+    /// The synced tail or the base of a log moved.
+    pub(super) fn ship_log_moved(&mut self, log: LogRef) {
+        let Some((at, kind)) = self.shipping.logs.get(&log).copied() else {
+            return;
+        };
+        let (base, synced) = (self.storage.base(log), self.storage.durable_tail(log));
+        if let Some(machine) = self
+            .shipping
+            .get_mut(at)
+            .and_then(|led| led.machine.as_mut())
+        {
+            machine.on_log(kind, base, synced);
+            self.run_led(at);
+        }
+    }
+
+    /// A log's generation record is durable, or will never be.
+    pub(super) fn ship_recorded(&mut self, at: LedIdx, epoch: u64, is_durable: bool) {
+        if let Some(led) = self.shipping.get(at).filter(|_| is_durable) {
+            self.state.note_accepted(&led.shard, led.generation);
+        }
+        if let Some(machine) = self.shipping.machine(at, epoch) {
+            machine.on_recorded(is_durable);
+            self.run_led(at);
+        }
+    }
+
+    pub(super) fn on_ship_time(&mut self, at: LedIdx) {
+        let now = self.mono;
+        if let Some(led) = self.shipping.get_mut(at) {
+            led.timer_at = None;
+            if let Some(machine) = &mut led.machine {
+                machine.on_time(now);
+            }
+            self.expire_waits(at);
+            self.run_led(at);
+        }
+    }
+
+    /// The connection to a broker has come up.
+    pub(super) fn ship_peer_up(&mut self, node: &NodeId) {
+        for at in self.shipping.indices() {
+            let Some(led) = self.shipping.get_mut(at) else {
+                continue;
+            };
+            let place = led.followers.iter().position(|follower| follower == node);
+            let (Some(place), Some(machine)) = (place, led.machine.as_mut()) else {
+                continue;
+            };
+            machine.on_peer_up(FollowerIdx(place as u16));
+            self.run_led(at);
+        }
+        self.dirty_lane(node);
+    }
+
+    /// Carries out what a machine decided, and queues what it wants to send.
+    fn run_led(&mut self, at: LedIdx) {
+        while let Some(event) = self
+            .shipping
+            .get_mut(at)
+            .and_then(|led| led.machine.as_mut())
+            .and_then(ShardLeader::poll_event)
+        {
+            self.on_shard_event(at, event);
+        }
+        self.queue_wants(at);
+        self.arm_ship_timer(at);
+    }
+
+    fn on_shard_event(&mut self, at: LedIdx, event: ShardEvent) {
+        match event {
+            ShardEvent::Record { log } => self.record_generation(at, log),
+            ShardEvent::Opened => self.tell_opened(at),
+            ShardEvent::Marked { mark } => {
+                let Some(led) = self.shipping.get_mut(at) else {
+                    return;
+                };
+                led.shown = led.shown.max(Some(mark));
+                if let (true, Some((_, log))) = (led.is_quorum, led.logs.first().copied()) {
+                    self.wake_readers(log);
+                }
+                self.release_waits(at, mark);
+            }
+            ShardEvent::Superseded => {
+                if let Some(led) = self.shipping.get(at) {
+                    tracing::warn!(shard = %led.shard, generation = %led.generation, "a newer generation of the shard exists: nothing more is taken, sent or acknowledged at this one");
+                }
+                self.fail_waits(at);
+            }
+            ShardEvent::Halted { .. }
+            | ShardEvent::Paused { .. }
+            | ShardEvent::RebuildStarted { .. }
+            | ShardEvent::RebuildRefused { .. }
+            | ShardEvent::RebuildCompleted { .. } => self.tell_follower_event(at, event),
+        }
+    }
+
+    fn record_generation(&mut self, at: LedIdx, log: ReplicaLog) {
+        let Some(led) = self.shipping.get(at) else {
+            return;
+        };
+        let Some((_, log)) = led.logs.iter().find(|(kind, _)| *kind == log).copied() else {
+            return;
+        };
+        let (epoch, generation) = (led.epoch, led.generation.0);
+        let token = self.appends.insert(AppendWaiter::Recorded { at, epoch });
+        let event = ControlEvent::Begin {
+            generation,
+            leader: self.me.as_str(),
+        };
+        if let Err(error) = self.storage.control(log, event, self.wall_us, token) {
+            tracing::error!(%error, "a shard's generation cannot be recorded");
+            self.appends.remove(token);
+            if let Some(machine) = self.shipping.machine(at, epoch) {
+                machine.on_recorded(false);
+            }
+        }
+    }
+
+    fn arm_ship_timer(&mut self, at: LedIdx) {
+        let now = self.mono;
+        let Some(led) = self.shipping.get_mut(at) else {
+            return;
+        };
+        let of_machine = led.machine.as_ref().and_then(ShardLeader::next_deadline);
+        // What is due already waits for something else than time.
+        let of_machine = of_machine.filter(|deadline| *deadline > now);
+        let of_waits = led.waits.next_deadline();
+        let Some(deadline) = of_machine.into_iter().chain(of_waits).min() else {
+            return;
+        };
+        if led.timer_at.is_some_and(|armed| armed <= deadline) {
+            return;
+        }
+        led.timer_at = Some(deadline);
+        self.timers.push(deadline, Timer::Ship { at });
+    }
+}
+
+/// The shard as requests name it; `None` when a name does not fit the wire.
+fn shard_ref(shard: &ShardId, generation: Generation) -> Option<ShardRef> {
+    Some(ShardRef {
+        tenant: Text::new(shard.tenant.as_str()).ok()?,
+        namespace: Text::new(shard.namespace.as_str()).ok()?,
+        stream: Text::new(shard.name.as_str()).ok()?,
+        shard: shard.shard,
+        generation,
+    })
+}
+
+/// What storage knows of a log, in the words of the machines. An entry whose leader is not a node
+/// name was never written by this program and counts as no entry: it costs repair, never safety.
+pub(super) fn log_state(view: &storage_uring::LogView) -> LogState {
+    let entries = view.history.iter().map_while(|entry| {
+        Some(HistoryEntry {
+            generation: Generation(entry.generation),
+            start: entry.start,
+            leader: NodeId::new(&entry.leader).ok()?,
+        })
+    });
+    LogState {
+        base: view.base,
+        tail: view.tail,
+        durable_tail: view.durable_tail,
+        accepted: Generation(view.accepted),
+        commit: view.commit,
+        history: History::from_entries(entries.collect()).unwrap_or_default(),
+    }
+}

@@ -1,0 +1,197 @@
+//! Writes and cache reads that wait for a majority, and what readers may see.
+
+use storage_uring::LogRef;
+
+use super::super::append::AppendWaiter;
+use super::super::cache::CacheWaiter;
+use super::super::message::{AppendResult, CacheResult, UnknownWrite};
+use super::super::Core;
+use super::LedIdx;
+use crate::proto::cache::CacheFailure;
+use crate::proto::outcome::Appended;
+use crate::proto::replication::leader::OpeningPhase;
+
+/// Who is told once the mark has passed.
+pub(super) enum QuorumWaiter {
+    Append(AppendWaiter, Appended),
+    Cache(QuorumCache),
+}
+
+/// A cache operation whose answer waits for the mark.
+pub(in crate::driver::core) struct QuorumCache {
+    pub waiter: CacheWaiter,
+    pub result: CacheResult,
+    pub is_write: bool,
+}
+
+/// Where a log's records may be shown up to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::driver::core) enum Readable {
+    /// Up to here.
+    Below(u64),
+    /// Nothing is known to be on a majority since this broker took the shard.
+    NoMark,
+}
+
+impl Core {
+    /// What readers of a log may see: the durable tail, or on a `Quorum` shard the mark.
+    pub(in crate::driver::core) fn readable(&self, log: LogRef) -> Readable {
+        let durable_tail = self.storage.durable_tail(log);
+        match self.quorum_of(log).and_then(|at| self.shipping.get(at)) {
+            None => Readable::Below(durable_tail),
+            Some(led) => match led.shown {
+                Some(mark) => Readable::Below(mark.min(durable_tail)),
+                None => Readable::NoMark,
+            },
+        }
+    }
+
+    /// Whether other brokers hold copies of a log this broker leads.
+    pub(in crate::driver::core) fn is_replicated(&self, log: LogRef) -> bool {
+        !self.shipping.logs.is_empty() && self.shipping.logs.contains_key(&log)
+    }
+
+    /// The led `Quorum` shard whose main log this is.
+    fn quorum_of(&self, log: LogRef) -> Option<LedIdx> {
+        if self.shipping.logs.is_empty() {
+            return None;
+        }
+        let (at, _) = self.shipping.logs.get(&log).copied()?;
+        let led = self.shipping.get(at).filter(|led| led.is_quorum)?;
+        (led.logs.first()?.1 == log).then_some(at)
+    }
+
+    /// A write has become durable here: answers it, or lets it wait for a majority.
+    pub(in crate::driver::core) fn acknowledge(
+        &mut self,
+        log: LogRef,
+        waiter: AppendWaiter,
+        appended: Appended,
+    ) {
+        if self.shipping.logs.is_empty() || !waiter.is_acknowledged() {
+            return self.finish_append(waiter, AppendResult::Stored(appended));
+        }
+        if self.is_superseded(log) {
+            let unknown = AppendResult::Unknown(UnknownWrite::LeadershipLost);
+            return self.finish_append(waiter, unknown);
+        }
+        let end = appended.last.0 + 1;
+        match self.quorum_of(log) {
+            Some(at) => self.wait_for_mark(at, end, QuorumWaiter::Append(waiter, appended)),
+            None => self.finish_append(waiter, AppendResult::Stored(appended)),
+        }
+    }
+
+    /// Gives the answer of a cache operation once the mark has reached `end`, which is how far the
+    /// state it was taken from had come.
+    pub(in crate::driver::core) fn answer_cache_at(
+        &mut self,
+        log: LogRef,
+        end: u64,
+        answer: QuorumCache,
+    ) {
+        if answer.is_write && self.is_superseded(log) {
+            return self.finish_cache(answer.waiter, Err(CacheFailure::LeadershipLost));
+        }
+        match self.quorum_of(log) {
+            Some(at) => {
+                let has_mark = self.shipping.get(at).is_some_and(|led| led.shown.is_some());
+                if !has_mark && !answer.is_write {
+                    return self.finish_cache(answer.waiter, Err(CacheFailure::NotReady));
+                }
+                self.wait_for_mark(at, end, QuorumWaiter::Cache(answer));
+            }
+            None => self.finish_cache(answer.waiter, answer.result),
+        }
+    }
+
+    fn wait_for_mark(&mut self, at: LedIdx, end: u64, waiter: QuorumWaiter) {
+        let deadline = self.mono + self.settings.quorum_timeout;
+        let Some(led) = self.shipping.get_mut(at) else {
+            return self.answer_waiter(waiter);
+        };
+        // The mark of this generation, not what an earlier one has shown.
+        let mark = led.machine.as_ref().and_then(|machine| machine.mark());
+        if mark.is_some_and(|mark| mark >= end) {
+            return self.answer_waiter(waiter);
+        }
+        led.waits.push(end, deadline, waiter);
+        self.shipping.waiting_writes += 1;
+        self.arm_ship_timer(at);
+    }
+
+    fn is_superseded(&self, log: LogRef) -> bool {
+        let Some((at, _)) = self.shipping.logs.get(&log).copied() else {
+            return false;
+        };
+        self.shipping
+            .get(at)
+            .and_then(|led| led.machine.as_ref())
+            .is_some_and(|machine| machine.opening() == OpeningPhase::Fenced)
+    }
+
+    /// The mark has risen.
+    pub(super) fn release_waits(&mut self, at: LedIdx, mark: u64) {
+        while let Some(waiter) = self
+            .shipping
+            .get_mut(at)
+            .and_then(|led| led.waits.pop_released(mark))
+        {
+            self.shipping.waiting_writes -= 1;
+            self.answer_waiter(waiter);
+        }
+    }
+
+    /// Waits that have lasted as long as they may: their outcome is unknown.
+    pub(super) fn expire_waits(&mut self, at: LedIdx) {
+        let now = self.mono;
+        while let Some(waiter) = self
+            .shipping
+            .get_mut(at)
+            .and_then(|led| led.waits.pop_expired(now))
+        {
+            self.shipping.waiting_writes -= 1;
+            self.metrics.quorum_timeouts.inc();
+            self.fail_waiter(waiter, UnknownWrite::QuorumTimeout);
+        }
+    }
+
+    /// Leadership is lost: what waits may yet commit, and nobody here will know.
+    pub(super) fn fail_waits(&mut self, at: LedIdx) {
+        while let Some(waiter) = self
+            .shipping
+            .get_mut(at)
+            .and_then(|led| led.waits.pop_any())
+        {
+            self.shipping.waiting_writes -= 1;
+            self.metrics.quorum_leadership_lost.inc();
+            self.fail_waiter(waiter, UnknownWrite::LeadershipLost);
+        }
+    }
+
+    fn answer_waiter(&mut self, waiter: QuorumWaiter) {
+        match waiter {
+            QuorumWaiter::Append(waiter, at) => {
+                self.finish_append(waiter, AppendResult::Stored(at));
+            }
+            QuorumWaiter::Cache(answer) => self.finish_cache(answer.waiter, answer.result),
+        }
+    }
+
+    fn fail_waiter(&mut self, waiter: QuorumWaiter, why: UnknownWrite) {
+        match waiter {
+            QuorumWaiter::Append(waiter, _) => {
+                self.finish_append(waiter, AppendResult::Unknown(why));
+            }
+            QuorumWaiter::Cache(answer) => {
+                let failure = match (answer.is_write, why) {
+                    (true, UnknownWrite::QuorumTimeout) => CacheFailure::QuorumTimeout,
+                    (true, UnknownWrite::LeadershipLost) => CacheFailure::LeadershipLost,
+                    (false, UnknownWrite::QuorumTimeout) => CacheFailure::NotReady,
+                    (false, UnknownWrite::LeadershipLost) => CacheFailure::Moved,
+                };
+                self.finish_cache(answer.waiter, Err(failure));
+            }
+        }
+    }
+}
