@@ -13,6 +13,7 @@ use crate::forward::{run_beside, run_forward, BesideArgs, ForwardArgs};
 use crate::limits::{run_limits, LimitsArgs};
 use crate::plot::{run_plot, PlotArgs};
 use crate::relay::{run_ingress, run_owner, IngressArgs, OwnerArgs};
+use crate::replicate::{run_replicate, ReplicateArgs};
 use crate::transport::{run_quic, run_server, QuicArgs, ServerArgs};
 
 /// Load tool of felix-uring: publishes, measures, and checks every record it was told is written.
@@ -44,6 +45,8 @@ enum Command {
     Forward(Box<ForwardArgs>),
     /// Small forwarded publishes beside large ones on the same link
     Beside(BesideArgs),
+    /// Let a follower fall behind, and measure how it catches up
+    Replicate(ReplicateArgs),
     /// Storage alone, beside raw durable writes
     Append(AppendArgs),
     /// Transport alone: our QUIC driver beside tokio and quinn
@@ -66,6 +69,7 @@ enum Command {
 const NAMES: &[&str] = &[
     "forward",
     "beside",
+    "replicate",
     "append",
     "quic",
     "limits",
@@ -125,6 +129,7 @@ fn dispatch(command: &Command, out: &mut dyn Write) -> Result<Exit, CommandError
     match command {
         Command::Forward(args) => run_forward(args, out),
         Command::Beside(args) => run_beside(args, out),
+        Command::Replicate(args) => run_replicate(args, out),
         Command::Append(args) => run_append(args, out).map(|()| Exit::Done),
         Command::Quic(args) => run_quic(args, out).map(|()| Exit::Done).map_err(failed),
         Command::Limits(args) => run_limits(args, out).map(|()| Exit::Done),

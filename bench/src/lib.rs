@@ -22,6 +22,7 @@ pub mod place;
 pub mod plot;
 pub mod record;
 pub mod relay;
+pub mod replicate;
 pub mod report;
 pub mod schedule;
 pub mod transport;

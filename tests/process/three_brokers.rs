@@ -86,12 +86,14 @@ fn shard_of(brokers: &Brokers, node: usize) -> serde_json::Value {
     let status = brokers.cluster.node(node).status();
     let status = status.unwrap_or_else(|e| panic!("{e}"));
     let shards = status["cores"][0]["shards"].as_array().cloned();
-    let wanted = format!("stream:{TENANT}/{NAMESPACE}/{COPIED}#0");
+    let leads = format!("stream:{TENANT}/{NAMESPACE}/{COPIED}#0");
+    let follows = format!("{leads}/stream");
     let found = shards.unwrap_or_default().into_iter();
-    found
-        .filter(|shard| shard["shard"] == wanted.as_str())
-        .next()
-        .unwrap_or_default()
+    let mut found = found.filter(|shard| {
+        let name = shard["shard"].as_str().unwrap_or_default();
+        name == follows || (name == leads && shard["role"] == "leader")
+    });
+    found.next().unwrap_or_default()
 }
 
 /// Waits until the leader knows that every copy is level with its own, at least `least` records.

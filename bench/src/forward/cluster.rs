@@ -179,6 +179,15 @@ impl Destination {
         Ok(())
     }
 
+    /// As [`Self::check_alive`], of the broker that is published to alone: others may be stopped on purpose.
+    pub fn check_leader(&mut self) -> Result<()> {
+        let leader = self.owner_of.first().copied();
+        if let (Some(own), Some(leader)) = (&mut self.own, leader) {
+            own.node_mut(leader).check_alive()?;
+        }
+        Ok(())
+    }
+
     /// Stops the brokers in order; says which did not end well.
     pub fn stop(&mut self) -> Result<()> {
         let Some(own) = &mut self.own else {

@@ -12,7 +12,9 @@ mod rounds;
 
 pub use args::{Ack, Durability, ForwardArgs, Verify, BROKER_SPIN_US};
 pub use beside::{run_beside, BesideArgs, BesideReport};
-pub use cluster::keys_for;
+pub use cluster::{keys_for, Destination};
+pub use copies::compare_copies;
+pub use drive::drive;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -25,8 +27,6 @@ use crate::cpu::{plan_cpus, usable_cpus, CpuPlan};
 use crate::limits;
 use crate::place::WorkDir;
 use crate::report::{self, describe_host, CopyCounts, RunReport, Workload, SCHEMA};
-use cluster::Destination;
-use copies::compare_copies;
 use readback::read_back;
 use rounds::Rounds;
 

@@ -334,9 +334,10 @@ impl Core {
                 }
                 Err(StoredReadError::Trimmed)
             }
-            ReadResult::Bounds { .. } | ReadResult::NotOwner | ReadResult::Failed(_) => {
-                Err(StoredReadError::Failed)
-            }
+            ReadResult::Bounds { .. }
+            | ReadResult::NotReady
+            | ReadResult::NotOwner
+            | ReadResult::Failed(_) => Err(StoredReadError::Failed),
         };
         self.follower_read_done(copy, ticket, stored);
         self.run_follower(copy);

@@ -103,6 +103,8 @@ impl Core {
             next_offset: copy.tail,
             durable_offset: copy.durable_tail,
             matched_offset: copy.match_mark,
+            mark: None,
+            opening: None,
         });
         self.logs
             .iter()

@@ -502,7 +502,7 @@ impl Core {
             .led
             .get(at.0 as usize)
             .and_then(Option::as_ref)
-            .filter(|led| led.epoch == epoch)
+            .filter(|led| led.epoch == epoch && !led.is_superseded())
         else {
             return self.unwritten(node, correlation);
         };

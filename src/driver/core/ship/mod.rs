@@ -34,8 +34,8 @@ use crate::admin::ShardFailure;
 use crate::catalog::{Consistency, RouteTable, ShardRoute};
 use crate::ids::{Generation, NodeId, ShardId};
 use crate::proto::replication::leader::{
-    FollowerIdx, LogStart, MajorityAlone, QuorumWaits, RebuildSlots, ShardEvent, ShardLeader,
-    ShardSpec,
+    FollowerIdx, LogStart, MajorityAlone, OpeningPhase, QuorumWaits, RebuildSlots, ShardEvent,
+    ShardLeader, ShardSpec,
 };
 use crate::proto::replication::types::logs_of;
 use crate::proto::replication::{History, HistoryEntry, LogState};
@@ -104,6 +104,14 @@ struct LedShard {
     /// The highest mark readers have been shown; outlives a generation under this leader.
     shown: Option<u64>,
     timer_at: Option<MonoTime>,
+}
+
+impl LedShard {
+    /// A newer generation exists: nothing more is sent or acknowledged at this one.
+    fn is_superseded(&self) -> bool {
+        let opening = self.machine.as_ref().map(ShardLeader::opening);
+        opening == Some(OpeningPhase::Fenced)
+    }
 }
 
 /// All of one core's led shards.

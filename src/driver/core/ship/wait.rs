@@ -9,7 +9,6 @@ use super::super::Core;
 use super::LedIdx;
 use crate::proto::cache::CacheFailure;
 use crate::proto::outcome::Appended;
-use crate::proto::replication::leader::OpeningPhase;
 
 /// Who is told once the mark has passed.
 pub(super) enum QuorumWaiter {
@@ -124,10 +123,7 @@ impl Core {
         let Some((at, _)) = self.shipping.logs.get(&log).copied() else {
             return false;
         };
-        self.shipping
-            .get(at)
-            .and_then(|led| led.machine.as_ref())
-            .is_some_and(|machine| machine.opening() == OpeningPhase::Fenced)
+        self.shipping.get(at).is_some_and(|led| led.is_superseded())
     }
 
     /// The mark has risen.
