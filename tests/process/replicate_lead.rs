@@ -174,7 +174,14 @@ async fn each_answer_does_what_the_table_says() {
     let late = s.c.next_of(RECORDS).await;
     assert_eq!(late.offset, 0);
     late.refuse(LOG_CONFLICT, 0).await;
-    let rebuild = s.c.next_of(REBUILD).await;
+    // What had been sent behind it belongs to a window that is thrown away.
+    let rebuild = loop {
+        let shipped = s.c.next().await;
+        match shipped.kind {
+            REBUILD => break shipped,
+            _ => shipped.refuse(LOG_GAP, 0).await,
+        }
+    };
     assert_eq!(rebuild.offset, 0);
     let halted = wait_for_halted(&s.brokers, 1);
     assert_eq!(halted[0]["reason"], "diverged");
