@@ -194,19 +194,6 @@ impl<T: Copy, R> PeerLink<T, R> {
         !self.actions.is_empty()
     }
 
-    /// When a peer that could not be reached may be dialled again; `None` outside of that wait.
-    pub fn retry_at(&self) -> Option<MonoTime> {
-        match self.state {
-            State::Backoff { until } => Some(until),
-            State::Idle
-            | State::Connecting { .. }
-            | State::Greeting { .. }
-            | State::Up { .. }
-            | State::Draining { .. }
-            | State::Retired => None,
-        }
-    }
-
     /// Dials without a request, unless a connection exists, is being made, or may not be made yet.
     pub fn connect(&mut self, now: MonoTime) {
         match self.state {
