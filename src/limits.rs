@@ -51,6 +51,15 @@ pub const SHIP_LANE_REQUESTS: usize = 256;
 pub const SHIP_LANE_BYTES: u64 = 8 << 20;
 /// Reads from the disk for the followers of one broker at once.
 pub const SHIP_LANE_DISK_READS: usize = 4;
+/// Longest name of a consumer group, in bytes.
+pub const MAX_GROUP_NAME_BYTES: usize = 512;
+/// Longest name of a member of a consumer group, in bytes.
+pub const MAX_GROUP_MEMBER_BYTES: usize = 128;
+/// Consumer groups of one core held in memory; requests to further ones are refused.
+pub const MAX_GROUPS_PER_CORE: usize = 4096;
+/// Unsettled records, dead letters and waiting polls of one core's groups, at about 100 bytes
+/// each; past it polls are refused.
+pub const MAX_GROUP_HELD_PER_CORE: usize = 1_000_000;
 
 const _: () = assert!(MAX_CLIENT_FRAME_BYTES < MAX_INTERNAL_BODY_BYTES);
 const _: () = assert!((MAX_RECORD_BYTES as u64) * 4 / 3 + 4096 < MAX_CLIENT_FRAME_BYTES as u64);

@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 use felix_uring::cli::{CommandError, Exit, EXIT_HELP};
 
 use crate::append::{run_append, AppendArgs};
+use crate::cache::{run_cache, CacheArgs};
 use crate::compare::{run_compare, CompareArgs};
 use crate::forward::{run_beside, run_forward, BesideArgs, ForwardArgs};
 use crate::limits::{run_limits, LimitsArgs};
@@ -47,6 +48,8 @@ enum Command {
     Beside(BesideArgs),
     /// Let a follower fall behind, and measure how it catches up
     Replicate(ReplicateArgs),
+    /// Ask a cache, check every answer, report
+    Cache(Box<CacheArgs>),
     /// Storage alone, beside raw durable writes
     Append(AppendArgs),
     /// Transport alone: our QUIC driver beside tokio and quinn
@@ -70,6 +73,7 @@ const NAMES: &[&str] = &[
     "forward",
     "beside",
     "replicate",
+    "cache",
     "append",
     "quic",
     "limits",
@@ -130,6 +134,7 @@ fn dispatch(command: &Command, out: &mut dyn Write) -> Result<Exit, CommandError
         Command::Forward(args) => run_forward(args, out),
         Command::Beside(args) => run_beside(args, out),
         Command::Replicate(args) => run_replicate(args, out),
+        Command::Cache(args) => run_cache(args, out),
         Command::Append(args) => run_append(args, out).map(|()| Exit::Done),
         Command::Quic(args) => run_quic(args, out).map(|()| Exit::Done).map_err(failed),
         Command::Limits(args) => run_limits(args, out).map(|()| Exit::Done),

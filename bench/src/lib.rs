@@ -7,9 +7,10 @@
 //!   record is, and whether the log holds what was acknowledged.
 //! * [`client`]: the load loop on one core, and the reader.
 //! * [`relay`], [`transport`], [`disk`]: the machine without a broker.
-//! * [`forward`], [`limits`], [`append`], [`compare`], [`plot`]: the commands.
+//! * [`forward`], [`cache`], [`limits`], [`append`], [`compare`], [`plot`]: the commands.
 
 pub mod append;
+pub mod cache;
 pub mod cli;
 pub mod client;
 pub mod compare;

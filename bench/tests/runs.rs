@@ -143,3 +143,29 @@ fn mistakes_end_before_anything_starts() {
     let odd = bench(&["append", "--shards", "0"]);
     assert_eq!(odd.status.code(), Some(2), "{}", text(&odd));
 }
+
+#[test]
+fn a_cache_run_checks_every_answer_and_comes_back_after_a_kill() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let json = dir.path().join("cache.json");
+    let line = "cache --duration 1s --warmup 100ms --keys 300 --in-flight 16 --no-probe --reopen \
+        --mix get=50,put=30,delete=10,add=10 --json";
+    let mut args: Vec<&str> = line.split_whitespace().collect();
+    args.push(json.to_str().unwrap());
+    let output = bench(&args);
+    assert!(output.status.success(), "{args:?}: {}", text(&output));
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    assert!(
+        report["result"]["operations"].as_u64().unwrap() > 50,
+        "{report}"
+    );
+    for found in ["wrong", "missing", "corrupt", "unjudged"] {
+        assert_eq!(report["verify"][found], 0, "{report}");
+    }
+    // Each key is read back, and its counter.
+    assert!(
+        report["verify"]["checked"].as_u64().unwrap() >= 600,
+        "{report}"
+    );
+    assert!(report["recovery"]["first_answer_s"].is_number(), "{report}");
+}

@@ -90,7 +90,8 @@ impl Cluster {
 
     /// A token that allows everything a client of the tenant may do with data.
     pub fn token(&self, ttl: Duration) -> Result<String, ClusterError> {
-        let perms = ["stream.publish", "stream.subscribe"]
+        // Reading a stream includes its groups, changing a group does not come with it.
+        let perms = ["stream.publish", "stream.subscribe", "group.manage"]
             .map(|action| format!("{action}:stream:{TENANT}/*/*"))
             .into_iter()
             .chain(

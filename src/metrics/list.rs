@@ -95,7 +95,15 @@ metrics! {
         gauge_per_core cache_value_bytes "cache_value_bytes" "Memory cached values take; over 64 MiB a core the oldest are read from the log.";
         counter cache_value_reads "cache_value_reads_total" "Cached values that had left memory and were read from the log.";
         counter cache_expired "cache_expired_total" "Expired cache entries whose delete was written.";
+        counter cache_compactions "cache_compactions_total" "Passes of compaction that gave up the head of a cache's, counter's or group's log.";
+        counter cache_copied "cache_copied_records_total" "Live records appended again by compaction.";
         counter cache_loads "cache_loads_total" "Times the state of a cache or of its counters was read from its log.";
+        counter group_requests "group_requests_total" "Consumer group requests served by this broker, whatever they came to.";
+        counter group_delivered "group_delivered_records_total" "Records handed to members of consumer groups.";
+        counter group_redelivered "group_redelivered_records_total" "Of those, records handed out before.";
+        counter group_dead_letters "group_dead_letters_total" "Records given up on and listed as dead letters.";
+        gauge groups "groups" "Consumer groups held in memory.";
+        gauge group_held "group_held_records" "Unsettled records, dead letters and polls of the groups in memory; polls are refused at a million a core.";
         gauge publishes_in_flight "publishes_in_flight" "Publish batches taken and not answered yet.";
         gauge publish_in_flight_bytes "publish_in_flight_bytes" "Payload bytes of publish batches taken and not answered yet.";
 

@@ -15,6 +15,7 @@
 //! * [`client_code`], [`client_session`]: what a client is told, and one client's streams.
 //! * [`subscription`]: a subscriber's place in a log.
 //! * [`cache`]: what the logs of a cache shard come to.
+//! * [`group`]: one consumer group of one stream shard.
 //! * [`convert`]: from the internal codec's messages to these machines' inputs.
 
 pub mod backoff;
@@ -25,6 +26,7 @@ pub mod convert;
 pub mod correlation;
 pub mod forward;
 pub mod forward_order;
+pub mod group;
 pub mod handshake;
 pub mod outcome;
 pub mod ownership;

@@ -10,6 +10,8 @@ mod dead_peer;
 mod fairness;
 mod full_disk;
 mod handshake_matrix;
+mod groups;
+mod histories;
 mod host;
 mod kill;
 mod network;

@@ -60,11 +60,7 @@ impl Client {
     /// A bidirectional stream without authentication.
     pub async fn open(&self) -> Stream {
         let (send, recv) = self.conn.open_bi().await.expect("a stream");
-        Stream {
-            send,
-            answers: Answers::new(recv),
-            next_request: 1,
-        }
+        Stream::of(send, recv)
     }
 
     /// A stream that has shown `token` for `tenant` and was answered `auth_ok`.
@@ -149,6 +145,15 @@ pub struct Stream {
 }
 
 impl Stream {
+    /// A stream of its two halves.
+    pub fn of(send: quinn::SendStream, recv: quinn::RecvStream) -> Self {
+        Self {
+            send,
+            answers: Answers::new(recv),
+            next_request: 1,
+        }
+    }
+
     /// Sends bytes as they are.
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         // A broker that has ended the stream says so in what is read next.

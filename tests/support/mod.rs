@@ -10,6 +10,8 @@ pub mod client;
 pub mod command;
 pub mod dialler;
 pub mod follower;
+pub mod group_client;
+pub mod linear;
 pub mod owner;
 pub mod transport;
 pub mod udp_relay;

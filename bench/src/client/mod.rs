@@ -11,6 +11,6 @@ mod trust;
 
 pub use load::{run_load, transport_settings};
 pub use reader::{ask_owners, ask_width, read_shard, ReadPlan, StreamWidth};
-pub use speak::{FelixNames, Protocol};
+pub use speak::{auth_message, FelixNames, Protocol};
 pub use spec::{LoadError, LoadReport, LoadSpec, Progress, Tally, Target};
 pub use trust::trust;

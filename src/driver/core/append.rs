@@ -44,6 +44,8 @@ pub(super) enum AppendWaiter {
     Follower { copy: u64, ticket: u64 },
     /// The record of a led shard's generation.
     Recorded { at: LedIdx, epoch: u64 },
+    /// The compaction of a log, for its raised base.
+    CacheBase(Box<super::cache::CacheAt>),
 }
 
 impl AppendWaiter {
@@ -55,7 +57,7 @@ impl AppendWaiter {
             | Self::Forward { .. }
             | Self::Lane { .. }
             | Self::Cache(_) => true,
-            Self::Recorded { .. } | Self::Follower { .. } => false,
+            Self::Recorded { .. } | Self::Follower { .. } | Self::CacheBase(_) => false,
         }
     }
 
@@ -64,7 +66,10 @@ impl AppendWaiter {
         match self {
             Self::Client(_) | Self::Peer { .. } | Self::Forward { .. } | Self::Lane { .. } => true,
             // A cache applies its write first; its answer waits on its own.
-            Self::Cache(_) | Self::Recorded { .. } | Self::Follower { .. } => false,
+            Self::Cache(_)
+            | Self::Recorded { .. }
+            | Self::Follower { .. }
+            | Self::CacheBase(_) => false,
         }
     }
 }
@@ -262,6 +267,7 @@ impl Core {
             AppendWaiter::Recorded { at, epoch } => {
                 self.ship_recorded(at, epoch, matches!(result, AppendResult::Stored(_)));
             }
+            AppendWaiter::CacheBase(at) => self.settle_cache_base(&at, result),
         }
     }
 

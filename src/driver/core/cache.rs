@@ -26,6 +26,7 @@ use crate::proto::cache::{
 use super::append::AppendWaiter;
 use super::cache_load::Loading;
 use super::client::ClientCache;
+use super::group::{GroupAt, GroupWrite};
 use super::message::{AppendRefusal, AppendResult, CacheResult, LaneCache, LaneMsg};
 use super::ship::QuorumCache;
 use super::Core;
@@ -58,6 +59,10 @@ pub(super) enum CacheWaiter {
         is_write: bool,
         waiter: Box<CacheWaiter>,
     },
+    /// A consumer group of this core, for one of its records.
+    Group { at: GroupAt, write: GroupWrite },
+    /// The compaction of the log, for one copy.
+    Compaction { at: CacheAt },
 }
 
 /// A write on its way to the log.
@@ -68,7 +73,7 @@ pub(super) struct CacheWrite {
     waiter: Option<CacheWaiter>,
 }
 
-enum Staged {
+pub(super) enum Staged {
     Value(StagedWrite),
     Add(StagedAdd),
 }
@@ -117,7 +122,9 @@ impl CacheMemory {
 impl Index {
     pub fn new(log: CacheLog, base: u64) -> Self {
         match log {
-            CacheLog::Values => Self::Values(CacheIndex::new(base)),
+            CacheLog::Values | CacheLog::Cursors | CacheLog::DeadLetters => {
+                Self::Values(CacheIndex::new(base))
+            }
             CacheLog::Counters => Self::Counters(CounterIndex::new(base)),
         }
     }
@@ -140,6 +147,14 @@ impl Index {
         match self {
             Self::Values(index) => index.replay(offset, record),
             Self::Counters(index) => index.replay(offset, record),
+        }
+    }
+
+    /// What is wrong with the log as a whole, once all of it was read.
+    pub fn fault(&self) -> Option<RecordFault> {
+        match self {
+            Self::Values(_) => None,
+            Self::Counters(index) => index.check().err(),
         }
     }
 
@@ -215,7 +230,7 @@ impl Core {
         }
     }
 
-    fn serve_cache(
+    pub(super) fn serve_cache(
         &mut self,
         at: &CacheAt,
         generation: Generation,
@@ -275,7 +290,7 @@ impl Core {
         }
     }
 
-    fn append_cache_write(
+    pub(super) fn append_cache_write(
         &mut self,
         at: &CacheAt,
         generation: Generation,
@@ -349,6 +364,9 @@ impl Core {
                 self.finish_write(waiter, Ok(CacheReply::Stored));
             }
             Ok(WriteDone::Value(Applied::Expired)) => self.metrics.cache_expired.inc(),
+            Ok(WriteDone::Value(Applied::Copied)) => {
+                self.finish_write(waiter, Ok(CacheReply::Stored));
+            }
             Ok(WriteDone::Value(Applied::Removed(found))) => {
                 if let Some(waiter) = waiter {
                     self.finish_lookup(&at, &key, found, waiter);
@@ -399,6 +417,10 @@ impl Core {
                 }
                 Err(_) => self.finish_cache(*waiter, result),
             },
+            CacheWaiter::Group { at, write } => {
+                self.on_group_written(&at, write, result.map(|_| ()));
+            }
+            CacheWaiter::Compaction { at } => self.on_copy_written(&at, result.map(|_| ())),
         }
     }
 
@@ -428,7 +450,8 @@ impl Core {
             .total
             .value_bytes
             .saturating_sub(CACHE_VALUE_BYTES_PER_CORE);
-        if let (1.., Index::Values(index)) = (excess, &mut state.index) {
+        // The few bytes of a group's records stay: the groups are read from memory.
+        if let (1.., CacheLog::Values, Index::Values(index)) = (excess, at.1, &mut state.index) {
             index.evict(excess);
             self.cache_memory
                 .replace(state.counted, state.index.count());
@@ -469,6 +492,7 @@ impl Core {
 
     /// The states of shards led elsewhere go, once nothing of them is on its way.
     pub(super) fn drop_moved_caches(&mut self) {
+        self.run_compaction();
         let moved: Vec<CacheAt> = self
             .caches
             .iter()

@@ -46,6 +46,8 @@ pub(super) enum CacheRead {
         offset: u64,
         waiter: CacheWaiter,
     },
+    /// The next stretch of a log being compacted.
+    Compaction { at: CacheAt },
 }
 
 impl Core {
@@ -91,6 +93,8 @@ impl Core {
         let log_kind = match kind {
             CacheLog::Values => LogKind::Cache,
             CacheLog::Counters => LogKind::Counters,
+            CacheLog::Cursors => LogKind::Cursors,
+            CacheLog::DeadLetters => LogKind::DeadLetters,
         };
         match self.storage.open_log(&log_name(shard, log_kind)) {
             Ok(log) => {
@@ -188,6 +192,7 @@ impl Core {
     pub(super) fn on_cache_read(&mut self, token: u64, result: ReadResult) {
         match self.cache_reads.remove(token) {
             Some(CacheRead::Stretch { at }) => self.on_stretch(&at, result),
+            Some(CacheRead::Compaction { at }) => self.on_compaction_read(&at, result),
             Some(CacheRead::Value {
                 at,
                 key,
@@ -258,6 +263,10 @@ impl Core {
         if next < self.storage.durable_tail(log) {
             return self.read_stretch(at);
         }
+        let fault = self.caches.get(at).and_then(|state| state.index.fault());
+        if let Some(fault) = fault {
+            return self.refuse_log(at, next.saturating_sub(1), &fault.to_string());
+        }
         let loading = self
             .caches
             .get_mut(at)
@@ -269,6 +278,7 @@ impl Core {
         for (generation, request, waiter) in loading.waiting {
             self.cache_here(&at.0, generation, request, waiter);
         }
+        self.retry_group_asks();
     }
 
     /// A record that cannot be understood: the shard is refused, the others go on.
@@ -290,5 +300,6 @@ impl Core {
         for (_, _, waiter) in waiting.into_iter().flatten() {
             self.finish_cache(waiter, Err(failure));
         }
+        self.fail_group_asks(at, failure);
     }
 }

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use crate::catalog::Catalog;
 use crate::ids::{Generation, NodeId, ShardId};
 use crate::proto::cache::{CacheFailure, CacheReply, CacheRequest};
+use crate::proto::group::{GroupOp, GroupRefusal, GroupReply};
 use crate::proto::outcome::Appended;
 use crate::proto::replication::{ReplicaLogKey, ReplicateAnswer, ReplicateBody};
 use crate::wire::internal::Payloads;
@@ -32,6 +33,12 @@ pub enum LaneMsg {
     Cache(Box<LaneCache>),
     /// The answer to [`LaneMsg::Cache`].
     CacheDone { ticket: u64, result: CacheResult },
+    /// A request to a consumer group of the receiving core.
+    Group(Box<LaneGroup>),
+    /// The answer to [`LaneMsg::Group`].
+    GroupDone { ask: u64, result: GroupResult },
+    /// Nobody waits for this poll any more.
+    CancelPoll { ask: u64 },
     /// Read from a log of the receiving core; see [`super::reads`].
     Read(Box<LaneRead>),
     /// The answer to [`LaneMsg::Read`].
@@ -72,6 +79,17 @@ pub struct LaneReplicate {
     pub generation: Generation,
     pub body: ReplicateBody,
 }
+
+pub struct LaneGroup {
+    pub ask: u64,
+    pub shard: Arc<ShardId>,
+    pub group: Arc<str>,
+    pub generation: Generation,
+    pub op: GroupOp,
+}
+
+/// What a group request came to on the core that owns the shard.
+pub type GroupResult = Result<GroupReply, GroupRefusal>;
 
 /// What a cache or counter operation came to on the core that owns the shard.
 pub type CacheResult = Result<CacheReply, CacheFailure>;

@@ -6,16 +6,18 @@
 //!
 //! Nothing here blocks, and nothing here is shared: other cores are reached by lanes only.
 //!
-//! Invariants: see [`append`] (INV-1 to INV-3), [`forward`] (INV-4), [`cache`] (INV-5) and
-//! [`ship`] (INV-6 to INV-8).
+//! Invariants: see [`append`] (INV-1 to INV-3), [`forward`] (INV-4), [`cache`] (INV-5),
+//! [`ship`] (INV-6 to INV-8) and [`group`] (INV-9).
 
 mod append;
 mod cache;
+mod cache_compact;
 mod cache_load;
 mod client;
 mod follower;
 mod forward;
 mod forward_orders;
+mod group;
 mod link;
 mod message;
 mod peer_bounds;
@@ -176,6 +178,11 @@ pub struct Core {
     followers: follower::Followers,
     /// Requests of leaders that arrived on this core, whichever core they are for.
     replicate_waiters: Slots<peer_replication::ReplicateWaiter>,
+    /// The one pass of compaction that runs, and whether something came in for it this turn.
+    compaction: Option<cache_compact::RunningCompaction>,
+    compaction_due: bool,
+    groups: group::Groups,
+    group_reads_done: VecDeque<(u64, message::ReadResult)>,
     disk_reads: reads::DiskReads,
     read_results: VecDeque<(u64, message::ReadResult)>,
     shard_failures: HashMap<Arc<ShardId>, ShardFailure>,
@@ -183,6 +190,9 @@ pub struct Core {
     clients: HashMap<ConnId, client::ClientConn>,
     server_offer: ServerOffer,
     subscriptions: Slots<client::EventStream>,
+    group_asks: Slots<client::ClientGroup>,
+    /// Connections of clients taken so far; numbers the sessions of group members.
+    client_sessions: u64,
 
     peer_tls: Arc<PeerTls>,
     peer_client_config: quinn_proto::ClientConfig,
@@ -287,12 +297,18 @@ impl Core {
             lane_caches: Slots::default(),
             followers: follower::Followers::default(),
             replicate_waiters: Slots::default(),
+            compaction: None,
+            compaction_due: false,
+            groups: group::Groups::default(),
+            group_reads_done: VecDeque::new(),
             disk_reads: reads::DiskReads::default(),
             read_results: VecDeque::new(),
             shard_failures: HashMap::new(),
             clients: HashMap::new(),
             server_offer: client::server_offer(),
             subscriptions: Slots::default(),
+            group_asks: Slots::default(),
+            client_sessions: 0,
             peer_tls: parts.peer_tls,
             peer_client_config,
             accepted_peers: HashMap::new(),

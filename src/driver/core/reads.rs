@@ -36,6 +36,8 @@ pub(super) enum ReadWaiter {
     Follower { copy: u64, ticket: u64 },
     /// Records for a follower.
     Ship { token: u64 },
+    /// The poll of a consumer group of this core.
+    Group { token: u64 },
 }
 
 struct DiskRead {
@@ -101,7 +103,7 @@ impl Core {
         }
     }
 
-    fn read_records(
+    pub(super) fn read_records(
         &mut self,
         shard: &Arc<ShardId>,
         log: LogRef,
@@ -206,6 +208,7 @@ impl Core {
             let Some(shard) = self.log_shards.get(&log).cloned() else {
                 continue;
             };
+            self.tell_groups_of_records(&shard, log);
             let Some(open) = self.logs.get_mut(&shard) else {
                 continue;
             };
@@ -273,6 +276,8 @@ impl Core {
                 self.on_follower_read(copy, ticket, &result);
             }
             ReadWaiter::Ship { token } => self.on_ship_read(token, result),
+            // Answered from the queue of the turn, as a subscription is.
+            ReadWaiter::Group { token } => self.group_reads_done.push_back((token, result)),
         }
     }
 }

@@ -6,6 +6,7 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
+use super::group::GroupAt;
 use crate::driver::quic::{ConnId, StreamId};
 use crate::ids::NodeId;
 use crate::proto::MonoTime;
@@ -27,6 +28,10 @@ pub(super) enum Timer {
     Ship { at: super::ship::LedIdx },
     /// Look at the link of a lane that has something to send.
     ShipLane { node: NodeId },
+    /// Look at a consumer group's deadlines.
+    Group { at: GroupAt },
+    /// Go on with the compaction of a log.
+    Compaction,
 }
 
 struct Due {

@@ -81,6 +81,10 @@ impl Core {
         self.retry_settling();
         self.run_subscriptions();
         self.run_lanes();
+        self.run_groups();
+        if std::mem::take(&mut self.compaction_due) {
+            self.run_compaction();
+        }
         self.run_links();
         self.release_forwards();
         self.storage.kick();
@@ -94,6 +98,8 @@ impl Core {
             self.greeting_timeouts();
             self.tend_caches();
             self.forward_orders.sweep();
+            self.tend_groups();
+            self.tend_compaction();
             self.report();
         }
         let took = self.now.elapsed().as_micros() as u64;
@@ -103,6 +109,7 @@ impl Core {
         is_busy
             || !self.read_again.is_empty()
             || !self.read_results.is_empty()
+            || !self.group_reads_done.is_empty()
             || !self.pending_links.is_empty()
             || self.has_dirty_lanes()
     }
@@ -193,6 +200,17 @@ impl Core {
                 if let Some(waiter) = self.lane_caches.remove(ticket) {
                     self.finish_cache(waiter, result);
                 }
+            }
+            LaneMsg::Group(ask) => {
+                let from = super::group::AskedBy {
+                    core: from,
+                    ask: ask.ask,
+                };
+                self.group_here(&ask.shard, &ask.group, ask.generation, ask.op, from);
+            }
+            LaneMsg::GroupDone { ask, result } => self.finish_group_ask(ask, result),
+            LaneMsg::CancelPoll { ask } => {
+                self.cancel_poll(super::group::AskedBy { core: from, ask });
             }
             LaneMsg::Read(read) => {
                 let waiter = ReadWaiter::Lane {
@@ -336,6 +354,8 @@ impl Core {
             Timer::ClientStream { conn, stream } => self.on_client_stream_time(conn, stream),
             Timer::Ship { at } => self.on_ship_time(at),
             Timer::ShipLane { node } => self.on_lane_time(&node),
+            Timer::Group { at } => self.on_group_time(&at),
+            Timer::Compaction => self.run_compaction(),
         }
     }
 
@@ -347,6 +367,7 @@ impl Core {
                 self.verifier.replace_keys(&catalog);
                 self.ship_after_catalog();
                 self.drop_readers_of_moved_shards();
+                self.drop_moved_groups();
                 self.drop_moved_caches();
                 self.followers_after_catalog();
                 self.forwards_after_catalog();
@@ -357,6 +378,7 @@ impl Core {
             Control::Drain => {
                 self.is_draining = true;
                 self.drain_clients();
+                self.end_group_waits();
             }
             Control::Cut => self.must_cut = true,
         }
@@ -368,6 +390,8 @@ impl Core {
             && self.lane_appends.is_empty()
             && self.lane_caches.is_empty()
             && self.cache_reads.is_empty()
+            && self.groups.is_settled()
+            && self.group_asks.is_empty()
             && self.forwards.is_empty()
             && self.replicate_waiters.is_empty()
             && self.follower_requests() == 0
@@ -408,6 +432,7 @@ impl Core {
                 "cache operations handed to other cores",
             ),
             (self.cache_reads.len(), "cache reads not finished"),
+            (self.groups.asks(), "group requests without an answer"),
             (self.forwards.len(), "forwarded requests without an answer"),
             (
                 self.replicate_waiters.len(),

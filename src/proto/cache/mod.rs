@@ -14,11 +14,15 @@
 //!   later adds were checked against stay true.
 //! * CACHE-4: a time to live becomes one absolute time when the owner stages the put. An entry
 //!   past it is a miss for get and delete, whether or not its delete has been written.
+//! * CACHE-5: compaction changes no key: a copy is what the key holds at the copy's place in the
+//!   log, and nothing below the cut is given up while a key still stands there ([`LogUse`] counts
+//!   them).
 //!
 //! Cost: [`INDEX_BYTES_PER_KEY`] bytes and the key's own bytes for each key, value apart. Values
 //! stay in memory up to a bound the driver keeps; beyond it the oldest are read from the log.
 
 mod clock;
+mod compact;
 mod counters;
 pub mod record;
 mod refusal;
@@ -33,6 +37,7 @@ use super::forward::ForwardOp;
 use crate::wire::internal::{CacheOp, CacheOpKind};
 
 pub use clock::OwnerClock;
+pub use compact::{Compaction, CompactionLimits, CompactionStep, Copy, LogUse};
 pub use counters::{CounterIndex, Overflow, StagedAdd};
 pub use record::RecordFault;
 pub use refusal::CacheFailure;
@@ -42,11 +47,14 @@ pub use values::{Applied, CacheIndex, Lookup, StagedWrite};
 /// key's reference count, and the allocator's share.
 pub const INDEX_BYTES_PER_KEY: usize = 160;
 
-/// Which of a cache shard's logs.
+/// Which of the logs whose state is kept in memory. A cache shard has the first two, a stream
+/// shard the others; those of consumer groups have the record shape of the cache log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CacheLog {
     Values,
     Counters,
+    Cursors,
+    DeadLetters,
 }
 
 /// One operation on one key, parsed and checked.

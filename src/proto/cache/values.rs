@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::compact::{Copy, LogUse};
 use super::record::{RecordFault, ValueRecord, HEAD_BYTES};
 use super::INDEX_BYTES_PER_KEY;
 
@@ -38,6 +39,8 @@ pub enum Applied {
     Removed(Lookup),
     /// An expired entry is gone for good.
     Expired,
+    /// An entry stands further up in the log, unchanged.
+    Copied,
 }
 
 /// A write whose record is made and not known to be durable.
@@ -57,6 +60,10 @@ enum Change {
     Delete,
     /// The delete of an entry that is past its time.
     Expire,
+    /// The put at this offset again, so that its first place can be given up.
+    Copy {
+        from: u64,
+    },
 }
 
 impl StagedWrite {
@@ -76,6 +83,7 @@ struct Entry {
     offset: u64,
     /// 0 is never.
     expires_at_ms: u64,
+    value_bytes: u32,
     value: Option<Bytes>,
 }
 
@@ -89,6 +97,7 @@ impl Entry {
 #[derive(Debug, Default)]
 pub struct CacheIndex {
     next_offset: u64,
+    log_use: LogUse,
     entries: HashMap<Arc<str>, Entry>,
     /// Writes staged for a key.
     staged: HashMap<Arc<str>, u32>,
@@ -132,6 +141,47 @@ impl CacheIndex {
         self.entries.len() * INDEX_BYTES_PER_KEY + self.key_bytes
     }
 
+    /// What the log takes, and what of it is live.
+    pub fn log_use(&self) -> &LogUse {
+        &self.log_use
+    }
+
+    /// Begins to copy what is live below the cut, which is returned: the place of the next record
+    /// to be applied.
+    pub fn begin_compaction(&mut self) -> u64 {
+        self.log_use.begin(self.next_offset, self.entries.len());
+        self.next_offset
+    }
+
+    /// Compaction is over; with `raised` the log starts at its cut.
+    pub fn end_compaction(&mut self, raised: bool) {
+        self.log_use.end(raised);
+    }
+
+    /// Looks at a record below the cut: makes its copy if it is what its key holds and no write to
+    /// the key is on its way.
+    pub fn stage_copy(
+        &mut self,
+        offset: u64,
+        record: &Bytes,
+    ) -> Result<Copy<StagedWrite>, RecordFault> {
+        let ValueRecord::Put { key, .. } = ValueRecord::decode(record)? else {
+            return Ok(Copy::Dead);
+        };
+        let Some((key, entry)) = self.entries.get_key_value(key) else {
+            return Ok(Copy::Dead);
+        };
+        if entry.offset != offset {
+            return Ok(Copy::Dead);
+        }
+        let key = Arc::clone(key);
+        if self.staged.contains_key(&key) {
+            return Ok(Copy::Busy);
+        }
+        let write = self.stage(&key, record.clone(), Change::Copy { from: offset });
+        Ok(Copy::Staged(write))
+    }
+
     /// Memory the values take.
     pub fn resident_bytes(&self) -> usize {
         self.resident_bytes
@@ -154,6 +204,17 @@ impl CacheIndex {
             Some(entry) if !entry.is_expired(now_ms) => entry.lookup(),
             Some(_) | None => Lookup::Miss,
         }
+    }
+
+    /// The value of a key that is in memory, whether it has expired or not.
+    pub fn resident(&self, key: &str) -> Option<&Bytes> {
+        self.entries.get(key)?.value.as_ref()
+    }
+
+    /// Every key with its value, if that is in memory; expired ones included.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Option<&Bytes>)> {
+        let entries = self.entries.iter();
+        entries.map(|(key, entry)| (key.as_ref(), entry.value.as_ref()))
     }
 
     /// Makes the record of a put. The time to live becomes absolute here, once.
@@ -229,6 +290,7 @@ impl CacheIndex {
     pub fn applied(&mut self, write: StagedWrite, offset: u64, now_ms: u64) -> Applied {
         self.unstage(&write.key);
         let next = self.take_offset(offset);
+        self.log_use.appended(offset, write.record.len());
         let applied = match write.change {
             Change::Put { expires_at_ms } => {
                 let value = write.record.slice(HEAD_BYTES + write.key.len()..);
@@ -242,6 +304,10 @@ impl CacheIndex {
             Change::Expire => {
                 self.remove(&write.key);
                 Applied::Expired
+            }
+            Change::Copy { from } => {
+                self.move_entry(&write.key, from, offset);
+                Applied::Copied
             }
         };
         self.next_offset = next;
@@ -263,6 +329,7 @@ impl CacheIndex {
     /// Applies a record of the log.
     pub fn replay(&mut self, offset: u64, record: &[u8]) -> Result<(), RecordFault> {
         let next = self.take_offset(offset);
+        self.log_use.appended(offset, record.len());
         match ValueRecord::decode(record)? {
             ValueRecord::Put {
                 key,
@@ -319,8 +386,10 @@ impl CacheIndex {
         let entry = Entry {
             offset,
             expires_at_ms,
+            value_bytes: value.len() as u32,
             value: Some(value),
         };
+        self.log_use.added(record_bytes(&key, &entry));
         self.resident.push_back((offset, Arc::clone(&key)));
         if expires_at_ms != 0 {
             let place = (expires_at_ms, offset, Arc::clone(&key));
@@ -330,7 +399,7 @@ impl CacheIndex {
         let key_len = key.len();
         if let Some(old) = self.entries.insert(key, entry) {
             self.key_bytes -= key_len;
-            self.forget(&old);
+            self.forget(key_len, &old);
         }
         self.sweep_resident();
         self.sweep_expiries();
@@ -339,12 +408,35 @@ impl CacheIndex {
     fn remove(&mut self, key: &str) -> Option<Entry> {
         let entry = self.entries.remove(key)?;
         self.key_bytes -= key.len();
-        self.forget(&entry);
+        self.forget(key.len(), &entry);
         Some(entry)
     }
 
+    /// An entry stands at `to` now. No write to its key came between its copy's making and here:
+    /// one before the copy forbids it, one after it is applied after it.
+    fn move_entry(&mut self, key: &Arc<str>, from: u64, to: u64) {
+        let entry = self.entries.get_mut(key);
+        let entry = entry.filter(|entry| entry.offset == from);
+        assert!(entry.is_some(), "CACHE-5: a copied entry changed under way");
+        let Some(entry) = entry else { return };
+        entry.offset = to;
+        let (is_resident, expires_at_ms) = (entry.value.is_some(), entry.expires_at_ms);
+        self.log_use.moved(from);
+        if is_resident {
+            self.resident.push_back((to, Arc::clone(key)));
+        }
+        if expires_at_ms != 0 {
+            let place = (expires_at_ms, to, Arc::clone(key));
+            self.expiries.push(Reverse(place));
+        }
+        self.sweep_resident();
+        self.sweep_expiries();
+    }
+
     /// Takes an entry that is replaced or removed out of the totals.
-    fn forget(&mut self, entry: &Entry) {
+    fn forget(&mut self, key_bytes: usize, entry: &Entry) {
+        let bytes = HEAD_BYTES + key_bytes + entry.value_bytes as usize;
+        self.log_use.removed(entry.offset, bytes);
         if let Some(value) = &entry.value {
             self.resident_bytes -= resident_cost(value);
         }
@@ -402,6 +494,10 @@ impl Entry {
             },
         }
     }
+}
+
+fn record_bytes(key: &str, entry: &Entry) -> usize {
+    HEAD_BYTES + key.len() + entry.value_bytes as usize
 }
 
 fn resident_cost(value: &Bytes) -> usize {

@@ -96,7 +96,20 @@ fn classify_request(request: &Request) -> Incoming {
         Request::Topology(_) | Request::CacheShards(_) | Request::ShardOwners(_) => {
             Incoming::Request(Requested::OneShot)
         }
-        Request::Subscribe(_) => Incoming::Request(Requested::OneShotAtLeader),
+        Request::Subscribe(_)
+        | Request::GroupPoll(_)
+        | Request::GroupAck(_)
+        | Request::GroupNack(_)
+        | Request::GroupExtend(_)
+        | Request::GroupDeadLetter(_)
+        | Request::GroupDeadLetters(_)
+        | Request::GroupDiscard(_)
+        | Request::GroupRedrive(_)
+        | Request::GroupSeek(_)
+        | Request::GroupDescribe(_)
+        | Request::GroupDelete(_) => {
+            Incoming::Request(Requested::OneShotAtLeader)
+        }
         Request::Extension(extension) => Incoming::Unserved {
             request_type: request.type_name().to_owned(),
             extension: Some(extension.name.clone()),
@@ -117,17 +130,6 @@ fn classify_request(request: &Request) -> Incoming {
         | Request::CacheWatch(_)
         | Request::Commit(_)
         | Request::StateGet(_)
-        | Request::GroupPoll(_)
-        | Request::GroupAck(_)
-        | Request::GroupNack(_)
-        | Request::GroupExtend(_)
-        | Request::GroupDeadLetter(_)
-        | Request::GroupDeadLetters(_)
-        | Request::GroupDiscard(_)
-        | Request::GroupRedrive(_)
-        | Request::GroupSeek(_)
-        | Request::GroupDescribe(_)
-        | Request::GroupDelete(_)
         | Request::StreamRead(_)
         | Request::OffsetForTime(_) => unserved(request.type_name(), None),
     }

@@ -32,6 +32,8 @@ pub(in crate::driver::core) fn server_offer() -> ServerOffer {
     let features = Features::TOPOLOGY
         | Features::REDIRECT
         | Features::CACHE_DELETE
+        | Features::CONSUMER_GROUP
+        | Features::GROUP_DEAD_LETTERS
         | Features::STREAM_SHARDS
         | Features::COUNTERS
         | Features::CACHE_SHARDS
@@ -40,6 +42,10 @@ pub(in crate::driver::core) fn server_offer() -> ServerOffer {
         | Features::UNSUPPORTED
         | Features::SHARD_OWNERS
         | Features::ACK_ON_COMMIT
+        | Features::GROUP_CONSUMER
+        | Features::GROUP_SKIPPED
+        | Features::GROUP_ADMIN
+        | Features::GROUP_CLAIM_CONTROL
         | Features::EXPLICIT_SHARD;
     ServerOffer {
         flags: flags.bits(),

@@ -10,6 +10,7 @@
 
 mod auth;
 mod cache;
+mod group;
 mod publish;
 mod requests;
 mod subscribe;
@@ -27,6 +28,7 @@ use crate::proto::client_session::{
     Reply, Requested, StreamAction, StreamDirection, StreamSession, Verdict,
 };
 use crate::proto::MonoTime;
+use crate::wire::client::messages::GroupRecords;
 use crate::wire::client::{
     Answer, FatalReason, FrameError, FrameReader, HeaderError, ReadEvent, ReadLimits, Refusal,
     ToBroker,
@@ -39,6 +41,7 @@ use auth::Identity;
 
 pub(super) use auth::server_offer;
 pub(super) use cache::ClientCache;
+pub(super) use group::ClientGroup;
 pub(super) use publish::ClientPublish;
 pub(super) use subscribe::EventStream;
 
@@ -57,6 +60,10 @@ pub(super) struct ClientConn {
     /// Subscriptions by the event stream that carries them.
     subscriptions: HashMap<StreamId, u64>,
     next_subscription_id: u64,
+    /// Unlike any other connection's of this broker, on any core.
+    session_number: u64,
+    /// Polls that may be waiting, by the stream they came on.
+    polls: HashMap<StreamId, u64>,
 }
 
 struct ClientStream {
@@ -91,7 +98,10 @@ impl Core {
             paused: Vec::new(),
             subscriptions: HashMap::new(),
             next_subscription_id: 1,
+            session_number: u64::from(self.index) << 48 | self.client_sessions,
+            polls: HashMap::new(),
         };
+        self.client_sessions += 1;
         self.clients.insert(conn, client);
     }
 
@@ -160,6 +170,7 @@ impl Core {
         if self.pump.queued_bytes(conn, stream) > MAX_UNTAKEN_ANSWER_BYTES {
             return;
         }
+        let mut given_up = None;
         if !state.end_seen {
             let mut read_bytes = 0;
             let end = self
@@ -172,9 +183,15 @@ impl Core {
                 ReadEnd::Blocked => {}
                 ReadEnd::Limit => self.read_again.push((conn, stream)),
                 ReadEnd::Finished => state.end_seen = true,
-                ReadEnd::Reset(_) | ReadEnd::Closed => state.session.on_lost(),
+                ReadEnd::Reset(_) | ReadEnd::Closed => {
+                    state.session.on_lost();
+                    given_up = client.polls.remove(&stream);
+                }
             }
             self.metrics.client_bytes_in.add(read_bytes);
+        }
+        if let Some(ask) = given_up {
+            self.give_up_poll(ask);
         }
         let is_drained = self.take_client_frames(conn, stream);
         if is_drained {
@@ -403,6 +420,15 @@ impl Core {
         if let Some(state) = client.streams.get_mut(&stream) {
             state.session.on_client_deaf();
         }
+        if let Some(ask) = client.polls.remove(&stream) {
+            self.give_up_poll(ask);
+            // Goes nowhere; the stream is owed nothing any more.
+            let answer = GroupRecords {
+                records: Vec::new(),
+                request_id: 0,
+            };
+            self.answer(conn, stream, answer);
+        }
     }
 
     /// The connection is over: nothing on it can be answered any more.
@@ -412,6 +438,9 @@ impl Core {
         };
         for token in client.subscriptions.into_values() {
             self.end_subscription(token, SubscriberEnd::ConnectionLost);
+        }
+        for ask in client.polls.into_values() {
+            self.give_up_poll(ask);
         }
     }
 

@@ -57,6 +57,9 @@ impl Core {
             }
             Request::ShardOwners(m) => self.on_shard_owners(conn, stream, &m),
             Request::Subscribe(m) => self.on_subscribe(conn, stream, identity, class, &m),
+            request if class == Requested::OneShotAtLeader => {
+                self.on_group_request(conn, stream, identity, class, request);
+            }
             request => self.on_cache_request(conn, stream, identity, class, request),
         }
     }

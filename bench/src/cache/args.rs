@@ -1,0 +1,160 @@
+//! The flags of `cache`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use felix_uring::cli::CommandError;
+use serde::{Deserialize, Serialize};
+
+use super::check::VALUE_HEAD_BYTES;
+use crate::units::{parse_bytes, parse_duration};
+
+/// Flags of `cache`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Examples:\n  \
+    # Two brokers, everything forwarded, every answer checked\n  \
+    felix-bench cache\n\n  \
+    # At the owner itself, reads only, all keys alike\n  \
+    felix-bench cache --direct --mix get=100 --theta 0\n\n  \
+    # What a key costs in memory, and how long a million of them take to come back\n  \
+    felix-bench cache --direct --brokers 1 --keys 1000000 --no-probe --reopen\n\n\
+    Each worker has one request on its way. A key is written by one worker, so what a read may see\n\
+    is known. The ratio sets a lone get beside bare echoes over the same hops in the same run.")]
+pub struct CacheArgs {
+    /// Brokers; the keys live on all but the first
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    pub brokers: u16,
+    /// Data cores of each broker
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub cores_per_broker: u16,
+    /// Shards of the cache
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub shards: u32,
+    /// Ask the broker that owns the keys
+    #[arg(long)]
+    pub direct: bool,
+    /// Shares of the operations: get, put, delete, add
+    #[arg(long, default_value = "get=80,put=15,delete=2,add=3", value_name = "SHARES", value_parser = Mix::parse)]
+    pub mix: Mix,
+    /// Keys, written once before the run
+    #[arg(long, default_value_t = 10_000, value_name = "N")]
+    pub keys: usize,
+    /// Bytes of a value
+    #[arg(long, default_value = "100", value_name = "BYTES", value_parser = parse_bytes)]
+    pub value_bytes: u64,
+    /// How unevenly keys are chosen (zipf); 0 is evenly
+    #[arg(long, default_value_t = 0.99, value_name = "THETA")]
+    pub theta: f64,
+    /// Workers, each with a stream and one request on its way
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    pub in_flight: usize,
+    /// Connections the workers share
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    pub connections: usize,
+    /// Length of the measured load
+    #[arg(long, default_value = "5s", value_parser = parse_duration)]
+    pub duration: Duration,
+    /// Not measured, before it
+    #[arg(long, default_value = "1s", value_parser = parse_duration)]
+    pub warmup: Duration,
+    /// Length of each echo and of each run of lone gets
+    #[arg(long, default_value = "1s", value_parser = parse_duration)]
+    pub probe_duration: Duration,
+    /// No echoes and lone gets
+    #[arg(long)]
+    pub no_probe: bool,
+    /// Kill the owner at the end, start it again, and time its way to the first answer
+    #[arg(long)]
+    pub reopen: bool,
+    /// Directory for the brokers' data
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Write the report to a file
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// A flag for the brokers; may be repeated
+    #[arg(long = "serve-flag", value_name = "FLAG", allow_hyphen_values = true)]
+    pub serve_flags: Vec<String>,
+}
+
+/// Shares of the operations; need not add up to anything.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mix {
+    pub get: u32,
+    pub put: u32,
+    pub delete: u32,
+    pub add: u32,
+}
+
+impl Mix {
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut mix = Self::default();
+        for part in text.split(',') {
+            let (name, share) = part.split_once('=').ok_or("write it like get=80,put=20")?;
+            let share: u32 = share
+                .parse()
+                .map_err(|_| format!("{share:?} is not a share"))?;
+            match name {
+                "get" => mix.get = share,
+                "put" => mix.put = share,
+                "delete" => mix.delete = share,
+                "add" => mix.add = share,
+                other => return Err(format!("{other:?} is none of get, put, delete, add")),
+            }
+        }
+        match mix.total() {
+            0 => Err("every share is 0".into()),
+            _ => Ok(mix),
+        }
+    }
+
+    /// All shares together.
+    pub fn total(&self) -> u64 {
+        [self.get, self.put, self.delete, self.add]
+            .into_iter()
+            .map(u64::from)
+            .sum()
+    }
+}
+
+impl CacheArgs {
+    /// Refuses what contradicts itself.
+    pub fn check(&self) -> Result<(), CommandError> {
+        let fail = |why: String| Err(CommandError::usage(why));
+        if self.brokers == 0 || self.brokers == 1 && !self.direct {
+            return fail("one broker owns every key; add --direct or more --brokers".into());
+        }
+        if self.value_bytes < VALUE_HEAD_BYTES as u64 {
+            return fail(format!(
+                "--value-bytes must be at least {VALUE_HEAD_BYTES}: a value carries what it is checked by"
+            ));
+        }
+        if self.in_flight == 0 || self.connections == 0 || self.shards == 0 {
+            return fail("--in-flight, --connections and --shards must be at least 1".into());
+        }
+        if self.keys < self.in_flight {
+            return fail(
+                "--keys must be at least --in-flight: each worker writes keys of its own".into(),
+            );
+        }
+        if !(0.0..=4.0).contains(&self.theta) || self.duration.is_zero() {
+            return fail("--theta is 0 to 4, and --duration longer than 0".into());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_read_and_nonsense_is_refused() {
+        let mix = Mix::parse("get=80,put=20").unwrap();
+        assert_eq!((mix.get, mix.put, mix.total()), (80, 20, 100));
+        for bad in ["", "get", "get=x", "take=1", "get=0"] {
+            assert!(Mix::parse(bad).is_err(), "{bad}");
+        }
+    }
+}
