@@ -429,6 +429,20 @@ fn sums_are_what_they_were_whatever_part_of_a_pass_happened() {
     run(true);
 }
 
+/// A state that was made anew under a pass knows nothing of the pass: nothing may be given up.
+#[test]
+fn a_pass_ends_when_its_state_is_made_anew() {
+    let mut pass = Compaction::new(LIMITS, 0, 10);
+    let index = CacheIndex::new(0);
+    let below = index.log_use().live_below_cut();
+    let step = pass.poll(
+        MonoTime::ZERO,
+        below,
+        |_, _| -> Result<Copy<()>, RecordFault> { panic!("nothing was read") },
+    );
+    assert!(matches!(step, Ok(CompactionStep::Done { raised: false })));
+}
+
 /// A copy on its way and then a put: the put stands. A put on its way: no copy is made.
 #[test]
 fn a_put_wins_over_the_copy_of_what_it_replaces() {
@@ -452,7 +466,7 @@ fn a_put_wins_over_the_copy_of_what_it_replaces() {
     assert_eq!(rebuilt.get(&key, 0), new);
     // No crash.
     index.applied(copy, 1, 0);
-    assert_eq!(index.log_use().live_below_cut(), 0);
+    assert_eq!(index.log_use().live_below_cut(), Some(0));
     index.applied(put, 2, 0);
     assert_eq!(index.get(&key, 0), new);
     index.end_compaction(true);
@@ -460,7 +474,7 @@ fn a_put_wins_over_the_copy_of_what_it_replaces() {
     index.begin_compaction();
     let put = index.stage_put(&key, b"newer", None, 0);
     assert!(matches!(index.stage_copy(2, &records[2]), Ok(Copy::Busy)));
-    assert_eq!(index.log_use().live_below_cut(), 1);
+    assert_eq!(index.log_use().live_below_cut(), Some(1));
     index.abandoned(put);
     assert!(matches!(
         index.stage_copy(2, &records[2]),

@@ -88,6 +88,7 @@ fn data_permissions(tenant: &str) -> Vec<String> {
     [
         ("stream.publish", "stream"),
         ("stream.subscribe", "stream"),
+        ("group.manage", "stream"),
         ("cache.read", "cache"),
         ("cache.write", "cache"),
     ]

@@ -415,3 +415,52 @@ async fn what_may_be_sent_again_is_and_nothing_else() {
     assert_eq!(asked.await.expect("no panic"), Err(senseless));
     assert!(owner.try_next_cache().is_none());
 }
+
+/// Most of what the logs hold is dead: their heads are given up, and nothing changes for clients,
+/// nor for a broker that starts on what is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn compaction_gives_up_the_heads_of_logs_and_changes_nothing() {
+    let mut brokers = start(1);
+    let mut client = CacheClient::connect(&brokers, 0).await;
+    // Twenty keys, 2 MiB of log: four times what is live many times over.
+    let value_of = |key: u64, turn: u64| vec![(key ^ turn) as u8; 1024];
+    client.put("gone", b"soon").await;
+    client.put("kept", b"never written again").await;
+    for turn in 0..100 {
+        for key in 0..20 {
+            client
+                .start_put(&format!("key-{key}"), &value_of(key, turn), None)
+                .await;
+        }
+        for _ in 0..20 {
+            assert!(matches!(client.answer().await, Answer::CacheOk(_)));
+        }
+    }
+    client.delete("gone").await;
+    // The floor of counters is reached by long names.
+    let (hot, cold) = ("h".repeat(500), "c".repeat(500));
+    client.add(&cold, -7).await;
+    for turn in 1..=150 {
+        assert_eq!(client.add(&hot, 2).await, 2 * turn);
+    }
+    let passes = || brokers.metric(0, "felix_cache_compactions_total");
+    let waited = Instant::now();
+    while passes() < 2.0 {
+        assert!(waited.elapsed() < SOON, "no compaction");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(brokers.metric(0, "felix_cache_copied_records_total") >= 23.0);
+    for restarts in 0..2 {
+        let mut client = CacheClient::connect(&brokers, 0).await;
+        for key in 0..20 {
+            let value = client.get(&format!("key-{key}")).await;
+            assert_eq!(value, Some(value_of(key, 99)), "key {key}");
+        }
+        assert_eq!(client.get("gone").await, None);
+        let kept = client.get("kept").await;
+        assert_eq!(kept.as_deref(), Some(&b"never written again"[..]));
+        assert_eq!(client.sum(&cold).await, Some(-7));
+        assert_eq!(client.add(&hot, 1).await, 301 + restarts);
+        kill_and_restart(&mut brokers, 0);
+    }
+}

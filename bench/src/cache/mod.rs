@@ -98,8 +98,12 @@ fn on_own_cluster(args: &CacheArgs, plan: &CpuPlan, dir: &Path) -> Result<CacheR
     let mut driven = measured
         .join()
         .map_err(|_| anyhow::anyhow!("the load generator panicked"))??;
+    driven.memory = memory_of(&cluster, owner, rss_before_bytes)?;
     if !args.no_probe {
         probe(args, plan, dir, &asked, &mut driven)?;
+    }
+    if args.reopen {
+        driven.recovery = Some(reopen(&mut cluster, owner, other)?);
     }
     for exit in cluster.stop()? {
         if !exit.is_clean() {

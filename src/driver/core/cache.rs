@@ -84,6 +84,8 @@ pub(super) struct CacheState {
     pub index: Index,
     /// Set while the state is behind its log.
     pub loading: Option<Loading>,
+    /// The shard was led elsewhere meanwhile: the log may have been cut and written anew under it.
+    pub is_stale: bool,
     /// What [`CacheMemory`] holds for it.
     counted: Counted,
 }
@@ -180,6 +182,7 @@ impl CacheState {
             log,
             index: Index::new(kind, base),
             loading: None,
+            is_stale: false,
             counted: Counted::default(),
         }
     }
@@ -493,13 +496,16 @@ impl Core {
     /// The states of shards led elsewhere go, once nothing of them is on its way.
     pub(super) fn drop_moved_caches(&mut self) {
         self.run_compaction();
-        let moved: Vec<CacheAt> = self
-            .caches
-            .iter()
-            .filter(|(_, state)| state.loading.is_none() && state.index.staged() == 0)
-            .filter(|((shard, _), _)| !self.routes.shard(shard).is_some_and(|route| route.is_local))
-            .map(|(at, _)| at.clone())
-            .collect();
+        let mut moved = Vec::new();
+        for (at, state) in &mut self.caches {
+            if self.routes.shard(&at.0).is_some_and(|route| route.is_local) {
+                continue;
+            }
+            state.is_stale = true;
+            if state.loading.is_none() && state.index.staged() == 0 {
+                moved.push(at.clone());
+            }
+        }
         for at in moved {
             self.forget_cache(&at);
         }

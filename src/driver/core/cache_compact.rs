@@ -5,7 +5,7 @@
 //! of a mebibyte, batches of 64 copies that share the commits of foreground writes, and a pause.
 
 use bytes::Bytes;
-use storage_uring::LogRef;
+use storage_uring::{ControlEvent, LogRef};
 
 use crate::ids::Generation;
 use crate::proto::cache::{
@@ -113,13 +113,19 @@ impl Core {
     /// Does what the pass wants, until it waits for something.
     pub(super) fn run_compaction(&mut self) {
         loop {
-            let Some(running) = self.compaction.as_mut() else {
+            let Some(running) = self.compaction.as_ref() else {
                 return;
             };
             let at = running.at.clone();
             let (log, generation) = (running.log, running.generation);
-            let Some(state) = self.caches.get_mut(&at).filter(|_| !self.is_draining) else {
+            // Copies are appends: only under the generation the pass began at.
+            let leads = self.check_leads(&at.0, generation).is_ok();
+            let goes_on = leads && !self.is_draining;
+            let Some(state) = self.caches.get_mut(&at).filter(|_| goes_on) else {
                 return self.end_compaction(false);
+            };
+            let Some(running) = self.compaction.as_mut() else {
+                return;
             };
             let index = &mut state.index;
             let live_below = index.log_use().live_below_cut();
@@ -178,13 +184,8 @@ impl Core {
         let token = self
             .appends
             .insert(AppendWaiter::CacheBase(Box::new(at.clone())));
-        let raised = self.storage.raise_base(
-            log,
-            base,
-            generation.map_or(0, |of| of.0),
-            self.wall_us,
-            token,
-        );
+        let event = ControlEvent::Base(base);
+        let raised = self.storage.control(log, event, self.wall_us, token);
         if let Err(error) = raised {
             tracing::warn!(shard = %at.0, %error, "the head of a compacted log is not given up yet");
             self.appends.remove(token);

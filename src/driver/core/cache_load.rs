@@ -66,8 +66,14 @@ impl Core {
             return Ok(false);
         }
         // With writes on their way the log may be ahead by exactly those.
-        if state.index.staged() > 0 {
-            return Ok(true);
+        match (state.index.staged(), state.is_stale) {
+            (0, false) => {}
+            (0, true) => {
+                state.is_stale = false;
+                state.index = Index::new(at.1, self.storage.base(state.log));
+            }
+            (1.., false) => return Ok(true),
+            (1.., true) => return Err(CacheFailure::NotReady),
         }
         let durable_tail = self.storage.durable_tail(state.log);
         let base = self.storage.base(state.log);

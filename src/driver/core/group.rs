@@ -462,7 +462,10 @@ impl Core {
         let Some(running) = self.groups.get_mut(at) else {
             return;
         };
-        // A later timer of the same group may still come; it finds nothing due.
+        // One that was overtaken by an earlier one finds that a later one is set, or none.
+        if running.timer_at.is_none_or(|armed| armed > mono) {
+            return;
+        }
         running.timer_at = None;
         self.with_group(at, |group| group.on_time(mono));
     }

@@ -69,9 +69,10 @@ impl LogUse {
         self.live_bytes
     }
 
-    /// Keys that stand below the cut of the compaction that runs.
-    pub fn live_below_cut(&self) -> usize {
-        self.cut.as_ref().map_or(0, |cut| cut.below)
+    /// Keys that stand below the cut of the compaction that runs; `None` when none does, as after
+    /// the state was made anew.
+    pub fn live_below_cut(&self) -> Option<usize> {
+        self.cut.as_ref().map(|cut| cut.below)
     }
 
     /// Whether a pass would be worth it.
@@ -235,11 +236,12 @@ impl Compaction {
     }
 
     /// What to do next. `live_below` is what the index says of keys below the cut, `stage` its look
-    /// at one record.
+    /// at one record. An index that knows of no cut is not the one the pass began with: the pass is
+    /// over, and nothing is given up.
     pub fn poll<S, E>(
         &mut self,
         now: MonoTime,
-        live_below: usize,
+        live_below: Option<usize>,
         mut stage: impl FnMut(u64, &Bytes) -> Result<Copy<S>, E>,
     ) -> Result<CompactionStep<S>, E> {
         match self.phase {
@@ -248,6 +250,9 @@ impl Compaction {
             Phase::Copying if self.in_flight > 0 => return Ok(CompactionStep::Busy),
             Phase::Copying => {}
         }
+        let Some(live_below) = live_below else {
+            return Ok(self.give_up());
+        };
         if now < self.resume_at {
             let until = self.resume_at;
             return Ok(CompactionStep::Wait { until });

@@ -107,9 +107,7 @@ fn classify_request(request: &Request) -> Incoming {
         | Request::GroupRedrive(_)
         | Request::GroupSeek(_)
         | Request::GroupDescribe(_)
-        | Request::GroupDelete(_) => {
-            Incoming::Request(Requested::OneShotAtLeader)
-        }
+        | Request::GroupDelete(_) => Incoming::Request(Requested::OneShotAtLeader),
         Request::Extension(extension) => Incoming::Unserved {
             request_type: request.type_name().to_owned(),
             extension: Some(extension.name.clone()),

@@ -215,7 +215,7 @@ impl Group {
     pub fn end(&mut self, why: GroupRefusal) {
         let mut tickets = self.poll_tickets();
         let writing = self.cursor.writing.take();
-        let cursors = writing.into_iter().flat_map(|(_, waiters)| waiters);
+        let cursors = writing.into_iter().flat_map(|write| write.waiters);
         let cursors = cursors.chain(std::mem::take(&mut self.cursor.waiting));
         tickets.extend(cursors.map(|(ticket, _)| ticket));
         let entries = std::mem::take(&mut self.entry_writes);

@@ -152,10 +152,14 @@ impl Group {
 
     /// New records that were dealt with before the group was rebuilt are passed over.
     fn pass_finished(&mut self) {
+        let before = self.next;
         while self.next < self.tail
             && (self.dead.contains(&self.next) || self.redriven.contains_key(&self.next))
         {
             self.next += 1;
+        }
+        if self.next > before {
+            self.advance();
         }
     }
 

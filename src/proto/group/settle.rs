@@ -54,13 +54,20 @@ impl EntryWrite {
     }
 }
 
+/// A position on its way to the cursor log, and who waits for it.
+#[derive(Debug)]
+pub(super) struct CursorWrite {
+    /// `None` forgets the group.
+    position: Option<u64>,
+    pub waiters: Vec<(u64, AfterWrite)>,
+}
+
 /// The position's way to the cursor log: one write at a time, what comes meanwhile goes with the next.
 #[derive(Debug)]
 pub(super) struct CursorWriter {
     /// The durable position.
     pub committed: Option<u64>,
-    /// What is being written, and who waits for it.
-    pub writing: Option<(Option<u64>, Vec<(u64, AfterWrite)>)>,
+    pub writing: Option<CursorWrite>,
     /// The position moved, or the group was deleted, since the last write began.
     pub is_dirty: bool,
     /// Who waits for the next write.
@@ -336,7 +343,7 @@ impl Group {
             Some(_) => return,
         };
         let waiters = std::mem::take(&mut self.cursor.waiting);
-        self.cursor.writing = Some((position, waiters));
+        self.cursor.writing = Some(CursorWrite { position, waiters });
         self.cursor.is_dirty = false;
         self.cursor.retry_at = None;
         self.actions
@@ -345,7 +352,7 @@ impl Group {
 
     /// What became of the write of the position.
     pub fn on_cursor_written(&mut self, now: MonoTime, result: Result<(), CacheFailure>) {
-        let Some((position, waiters)) = self.cursor.writing.take() else {
+        let Some(CursorWrite { position, waiters }) = self.cursor.writing.take() else {
             return;
         };
         match result {
