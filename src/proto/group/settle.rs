@@ -304,6 +304,12 @@ impl Group {
                 self.set_state(offset, DeliveryState::Ready);
                 self.answer(waiter, Err(GroupRefusal::Log(failure)));
             }
+            (EntryWrite::Redrive { waiter }, Ok(())) if offset < self.base => {
+                // Trimmed while its entry was written: there is nothing to hand out again.
+                self.dead.remove(&offset);
+                self.write_entry(offset, EntryWrite::Tidy);
+                self.answer(waiter, Err(GroupRefusal::Trimmed));
+            }
             (EntryWrite::Redrive { waiter }, Ok(())) => {
                 self.dead.remove(&offset);
                 self.owe_redriven(offset);
