@@ -66,10 +66,9 @@ impl AppendWaiter {
         match self {
             Self::Client(_) | Self::Peer { .. } | Self::Forward { .. } | Self::Lane { .. } => true,
             // A cache applies its write first; its answer waits on its own.
-            Self::Cache(_)
-            | Self::Recorded { .. }
-            | Self::Follower { .. }
-            | Self::CacheBase(_) => false,
+            Self::Cache(_) | Self::Recorded { .. } | Self::Follower { .. } | Self::CacheBase(_) => {
+                false
+            }
         }
     }
 }

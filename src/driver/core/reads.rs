@@ -228,6 +228,7 @@ impl Core {
         let Some(shard) = self.log_shards.get(&log).cloned() else {
             return;
         };
+        self.tell_groups_of_records(&shard, log);
         let Some(open) = self.logs.get_mut(&shard) else {
             return;
         };
