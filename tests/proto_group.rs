@@ -190,7 +190,8 @@ impl World {
                 }
             }
         }
-        assert!(self.group.held() <= LIMITS.unsettled + LIMITS.dead_letters + LIMITS.waiting_polls);
+        let most = LIMITS.unsettled + 2 * LIMITS.dead_letters + LIMITS.waiting_polls;
+        assert!(self.group.held() <= most);
     }
 
     /// GRP-1 and GRP-2: what a position passes is acked, durably buried, or trimmed.
@@ -257,6 +258,11 @@ impl World {
                 assert_eq!(self.disk.position, None);
                 assert!(self.disk.entries.is_empty());
                 self.redriven.clear();
+            }
+            // The record is owed again: its member had given it up, or finished it, and that was not
+            // written.
+            (Asked::DeadLetter(offset) | Asked::Ack(offset), Err(GroupRefusal::Log(_))) => {
+                self.claims.remove(&offset);
             }
             (_, Ok(reply)) => panic!("{asked:?} answered {reply:?}"),
             (_, Err(_)) => {}
@@ -352,9 +358,16 @@ impl World {
         for _ in 0..self.rng.below(self.writes.len() as u64 + 1) {
             if let Some(write) = self.writes.pop_front() {
                 self.disk.apply(write);
-                if let Write::Entry(offset, Some(DeadEntry::Dead)) = write {
-                    self.buried.insert(offset);
-                    self.redriven.remove(&offset);
+                match write {
+                    Write::Entry(offset, Some(DeadEntry::Dead)) => {
+                        self.buried.insert(offset);
+                        self.redriven.remove(&offset);
+                    }
+                    // Finished, though nobody was told.
+                    Write::Entry(offset, None) => {
+                        self.redriven.remove(&offset);
+                    }
+                    Write::Entry(_, Some(DeadEntry::Redriven)) | Write::Cursor(_) => {}
                 }
             }
         }

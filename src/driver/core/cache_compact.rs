@@ -238,6 +238,7 @@ impl Core {
             ReadResult::Bounds { .. }
             | ReadResult::Trimmed { .. }
             | ReadResult::NotOwner
+            | ReadResult::NotReady
             | ReadResult::Failed(_) => {
                 running.pass.on_read_failed();
             }

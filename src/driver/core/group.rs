@@ -419,9 +419,10 @@ impl Core {
                     ..
                 } => group.on_records(mono, first_offset, records),
                 ReadResult::Trimmed { base } => group.on_trimmed(mono, base),
-                ReadResult::Bounds { .. } | ReadResult::NotOwner | ReadResult::Failed(_) => {
-                    group.on_read_failed(mono);
-                }
+                ReadResult::Bounds { .. }
+                | ReadResult::NotOwner
+                | ReadResult::NotReady
+                | ReadResult::Failed(_) => group.on_read_failed(mono),
             });
         }
     }

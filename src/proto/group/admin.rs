@@ -87,6 +87,7 @@ impl Group {
         while let Some((&open, _)) = self.open.first_key_value() {
             self.drop_delivery(open);
         }
+        self.ahead.clear();
         self.position = offset;
         self.next = offset;
         self.skipped = 0;
@@ -183,6 +184,7 @@ impl Group {
     /// The group is forgotten, or only its position is left of it.
     pub(super) fn on_deleted_cursor(&mut self, result: Result<(), CacheFailure>) {
         self.deleting = None;
+        self.ahead.clear();
         self.cursor.is_dirty = false;
         self.cursor.retry_at = None;
         self.skipped = 0;

@@ -71,6 +71,8 @@ pub struct Group {
     pub(super) ready: BTreeSet<u64>,
     pub(super) due: BTreeSet<(MonoTime, u64)>,
     pub(super) dead: BTreeSet<u64>,
+    /// Finished records at or past `next`: redriven and acked, or discarded, since a rebuild.
+    pub(super) ahead: BTreeSet<u64>,
     pub(super) entry_writes: BTreeMap<u64, EntryWrite>,
     pub(super) cursor: CursorWriter,
     pub(super) polls: VecDeque<WaitingPoll>,
@@ -102,6 +104,7 @@ impl Group {
             ready: BTreeSet::new(),
             due: BTreeSet::new(),
             dead: BTreeSet::new(),
+            ahead: BTreeSet::new(),
             entry_writes: BTreeMap::new(),
             cursor: CursorWriter::new(restored.position),
             polls: VecDeque::new(),
@@ -202,7 +205,7 @@ impl Group {
 
     /// Records the group keeps in memory, and polls: what its memory is made of.
     pub fn held(&self) -> usize {
-        self.unsettled() + self.dead.len() + self.polls.len()
+        self.unsettled() + self.dead.len() + self.ahead.len() + self.polls.len()
     }
 
     /// Whether a poll waits for work.
@@ -294,6 +297,13 @@ impl Group {
         }
     }
 
+    /// The record is finished; it must not come again as a new one.
+    pub(super) fn note_finished(&mut self, offset: u64) {
+        if offset >= self.next {
+            self.ahead.insert(offset);
+        }
+    }
+
     pub(super) fn owe_redriven(&mut self, offset: u64) {
         let delivery = Delivery {
             attempts: 0,
@@ -319,6 +329,7 @@ impl Group {
             // What remains of it is its entry; nobody waits for that to go.
             self.write_entry(offset, EntryWrite::Tidy);
         }
+        self.ahead = self.ahead.split_off(&base);
         if self.next < base {
             self.skipped += base - self.next;
             self.next = base;

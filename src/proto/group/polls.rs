@@ -154,7 +154,9 @@ impl Group {
     fn pass_finished(&mut self) {
         let before = self.next;
         while self.next < self.tail
-            && (self.dead.contains(&self.next) || self.redriven.contains_key(&self.next))
+            && (self.dead.contains(&self.next)
+                || self.redriven.contains_key(&self.next)
+                || self.ahead.remove(&self.next))
         {
             self.next += 1;
         }

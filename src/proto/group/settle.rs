@@ -241,14 +241,15 @@ impl Group {
             .count();
         let is_full = self.dead.len() + on_its_way >= self.limits.dead_letters;
         if is_full || self.entry_writes.contains_key(&offset) {
-            // Stays unsettled and is tried again: no record is given up without its entry.
-            self.put_off(now, offset);
-            if let Some(ticket) = waiter {
-                let refusal = match is_full {
-                    true => GroupRefusal::DeadLettersFull,
-                    false => GroupRefusal::Busy,
-                };
-                self.answer(ticket, Err(refusal));
+            let refusal = match is_full {
+                true => GroupRefusal::DeadLettersFull,
+                false => GroupRefusal::Busy,
+            };
+            match waiter {
+                // The claim stands.
+                Some(ticket) => self.answer(ticket, Err(refusal)),
+                // Stays unsettled and is tried again: no record is given up without its entry.
+                None => self.put_off(now, offset),
             }
             return;
         }
@@ -298,6 +299,7 @@ impl Group {
             }
             (EntryWrite::Finish { waiter }, Ok(())) => {
                 self.drop_delivery(offset);
+                self.note_finished(offset);
                 self.answer(waiter, Ok(GroupReply::Settled));
             }
             (EntryWrite::Finish { waiter }, Err(failure)) => {
@@ -317,6 +319,7 @@ impl Group {
             }
             (EntryWrite::Discard { waiter }, Ok(())) => {
                 self.dead.remove(&offset);
+                self.note_finished(offset);
                 self.answer(waiter, Ok(GroupReply::Settled));
             }
             (EntryWrite::Redrive { waiter } | EntryWrite::Discard { waiter }, Err(failure)) => {
