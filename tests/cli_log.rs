@@ -1,7 +1,8 @@
 //! `log inspect|verify|dump` on directories that a storage wrote.
 #![cfg(feature = "runtime")]
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
@@ -180,4 +181,103 @@ fn a_directory_without_data_is_a_usage_error() {
         "stream/t1/default/none/0",
     ]);
     assert_eq!(out.status.code(), Some(2));
+}
+
+/// Every file with its bytes.
+fn snapshot(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut dirs = vec![dir.to_owned()];
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => dirs.push(path),
+                false => drop(found.insert(path.clone(), std::fs::read(path).unwrap())),
+            }
+        }
+    }
+    found
+}
+
+/// A torn end, a blank segment and a foreign one behind it.
+fn make_work_for_a_start(dir: &Path) {
+    let core = dir.join("core-log/0");
+    let files = std::fs::read_dir(&core).unwrap().map(|e| e.unwrap().path());
+    let holds_groups = |file: &PathBuf| {
+        let bytes = std::fs::read(file).unwrap();
+        bytes.iter().skip(4096).any(|byte| *byte != 0)
+    };
+    // Segments made in advance lie behind it.
+    let last = files.filter(holds_groups).max().unwrap();
+    let mut bytes = std::fs::read(&last).unwrap();
+    bytes.truncate(bytes.iter().rposition(|byte| *byte != 0).unwrap() / 4096 * 4096 + 4096);
+    bytes.extend([0x77; 5000]);
+    std::fs::write(&last, bytes).unwrap();
+    std::fs::write(core.join(format!("seg-{:016x}.fxl", 0x90)), vec![0; 8192]).unwrap();
+}
+
+#[test]
+fn what_a_start_would_do_is_said_and_not_done() {
+    let dir = written();
+    make_work_for_a_start(dir.path());
+    let before = snapshot(dir.path());
+    let listed = json_lines(&felix(&["log", "inspect", path(dir.path()), "--json"]));
+    let start = listed.iter().find(|l| l["type"] == "start").unwrap();
+    assert_eq!(start["core"], 0);
+    assert_eq!(start["cuts"].as_array().unwrap().len(), 1);
+    assert_eq!(start["cuts"][0]["dropped_bytes"], 5000);
+    assert_eq!(start["damages"].as_array().unwrap().len(), 0);
+    assert_eq!(start["orderly_stop"], true);
+    let cut_at = start["cuts"][0]["position"].as_u64().unwrap();
+    let (segment, steps) = (
+        &start["cuts"][0]["segment"],
+        start["steps"].as_array().unwrap(),
+    );
+    let remove = serde_json::json!({ "do": "remove", "segment": 0x90 });
+    let shorten = serde_json::json!({ "do": "shorten", "segment": segment, "bytes": cut_at });
+    assert!(
+        steps.contains(&remove) && steps.contains(&shorten),
+        "{steps:?}"
+    );
+
+    let out = felix(&["log", "inspect", path(dir.path())]);
+    let said = text(&out.stdout);
+    for part in [
+        "the last stop was orderly",
+        "cut 5000 bytes",
+        "remove segment 144",
+        "shorten segment",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    for command in ["verify", "dump"] {
+        let out = felix(&["log", command, path(dir.path())]);
+        assert!(
+            out.status.success(),
+            "a torn end is no damage: {}",
+            text(&out.stderr)
+        );
+    }
+    assert!(snapshot(dir.path()) == before, "reading changes nothing");
+
+    // What was said is what a start does.
+    drop(recover(dir.path(), 1).unwrap());
+    let after = snapshot(dir.path());
+    assert!(!after
+        .keys()
+        .any(|file| file.ends_with(format!("seg-{:016x}.fxl", 0x90))));
+    let shortened = after
+        .iter()
+        .filter(|(file, bytes)| before[*file].len() > bytes.len());
+    let lengths: Vec<u64> = shortened.map(|(_, bytes)| bytes.len() as u64).collect();
+    assert_eq!(lengths, [cut_at]);
+    let listed = json_lines(&felix(&["log", "inspect", path(dir.path()), "--json"]));
+    let start = listed.iter().find(|l| l["type"] == "start").unwrap();
+    assert_eq!(
+        start["steps"].as_array().unwrap().len(),
+        0,
+        "nothing is left to do"
+    );
+    let said = text(&felix(&["log", "inspect", path(dir.path())]).stdout);
+    assert!(said.contains("it changes no file"), "{said}");
 }

@@ -5,13 +5,16 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 use serde_json::json;
 use storage_uring::datadir::{Layout, Meta};
 use storage_uring::offline::{GroupView, OfflineLog, Reader, SegmentView};
-use storage_uring::{ReadError, StorageError};
+use storage_uring::recovery::{CoreVerdict, SettleStep};
+use storage_uring::{ReadError, RecoveryProgress, RecoveryReport, StorageError};
 
 use super::exit::{output_error, CommandError, Exit};
 use crate::wire::internal::hex::to_hex;
@@ -19,6 +22,8 @@ use crate::wire::internal::hex::to_hex;
 /// Payload bytes read at once.
 const BATCH_BYTES: usize = 256 << 10;
 const MAX_THREADS: usize = 16;
+/// How often a long run says on standard error how far it is.
+const PROGRESS_PERIOD: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 pub struct LogArgs {
@@ -124,7 +129,21 @@ fn open(dir: &Path) -> Result<Reader, CommandError> {
         )));
     }
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    Reader::open(dir, threads.min(MAX_THREADS)).map_err(storage_error)
+    let progress = RecoveryProgress::default();
+    let (ended_tx, ended) = mpsc::channel::<()>();
+    let opened = std::thread::scope(|scope| {
+        let shown = &progress;
+        scope.spawn(move || {
+            // Ends when the other end is dropped below.
+            while ended.recv_timeout(PROGRESS_PERIOD) == Err(mpsc::RecvTimeoutError::Timeout) {
+                tracing::info!("scanned {}", shown.view());
+            }
+        });
+        let opened = Reader::open_with(dir, threads.min(MAX_THREADS), &progress);
+        drop(ended_tx);
+        opened
+    });
+    opened.map_err(storage_error)
 }
 
 fn storage_error(error: StorageError) -> CommandError {
@@ -179,7 +198,9 @@ fn inspect(args: &InspectArgs, out: &mut dyn Write) -> Result<Exit, CommandError
             });
             json_line(out, "log", &value)?;
         } else {
-            let damage = log.damage.map(|d| format!("  DAMAGED: {d}"));
+            let damage = log
+                .damage
+                .map(|d| format!("  DAMAGED, a start refuses it: {d}"));
             writeln!(
                 out,
                 "{name}  offsets {}..{}  generation {}  accepted {}{}",
@@ -200,6 +221,7 @@ fn inspect(args: &InspectArgs, out: &mut dyn Write) -> Result<Exit, CommandError
             }
         }
     }
+    print_start(reader.report(), args.dir.json, out)?;
     // The reader calls two closures; what they could not write is kept in one place.
     let sink = std::cell::RefCell::new((out, Ok(())));
     let print = |segment: &SegmentView, group: Option<&GroupView>| {
@@ -220,6 +242,85 @@ fn inspect(args: &InspectArgs, out: &mut dyn Write) -> Result<Exit, CommandError
         .map_err(storage_error)?;
     sink.into_inner().1?;
     Ok(if damaged { Exit::Damaged } else { Exit::Done })
+}
+
+/// What a start would make of the directory as it is now.
+fn print_start(
+    report: &RecoveryReport,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    for core in &report.cores {
+        let cuts: Vec<_> = report.cuts.iter().filter(|c| c.core == core.core).collect();
+        let damages: Vec<_> = report
+            .damages
+            .iter()
+            .filter(|d| d.core == core.core)
+            .collect();
+        if json {
+            let mut value = serde_json::to_value(core).map_err(CommandError::failed)?;
+            value["cuts"] = json!(cuts);
+            value["damages"] = json!(damages);
+            json_line(out, "start", &value)?;
+            continue;
+        }
+        writeln!(out, "{}", start_line(core)).map_err(output_error)?;
+        for cut in cuts {
+            writeln!(
+                out,
+                "  cut {} bytes at {} of segment {}: {} ({})",
+                cut.dropped_bytes,
+                cut.position,
+                cut.segment,
+                cut.reason,
+                cut.logs.join(", ")
+            )
+            .map_err(output_error)?;
+        }
+        for damage in damages {
+            let (file, at) = (damage.file.display(), damage.position);
+            writeln!(out, "  DAMAGE at {at} of {file}: {}", damage.reason).map_err(output_error)?;
+        }
+        for step in &core.steps {
+            writeln!(out, "  {}", step_line(*step)).map_err(output_error)?;
+        }
+    }
+    Ok(())
+}
+
+fn start_line(core: &CoreVerdict) -> String {
+    let stop = if core.orderly_stop {
+        "the last stop was orderly"
+    } else {
+        "no orderly stop"
+    };
+    format!(
+        "a start of core log {} goes on with group {} behind segment {} at {}; {stop}{}",
+        core.core,
+        core.next_group,
+        core.end_segment,
+        core.end_position,
+        if core.steps.is_empty() {
+            "; it changes no file"
+        } else {
+            ""
+        }
+    )
+}
+
+fn step_line(step: SettleStep) -> String {
+    match step {
+        SettleStep::SetAside { segment } => {
+            format!("set segment {segment} aside: it is not of this directory")
+        }
+        SettleStep::Remove { segment } => {
+            format!("remove segment {segment}: it is no part of the log")
+        }
+        SettleStep::Shorten { segment, bytes } => {
+            format!("shorten segment {segment} to {bytes} bytes")
+        }
+        SettleStep::SyncDirectory => "sync the directory".to_owned(),
+    }
 }
 
 fn print_part(
@@ -271,7 +372,17 @@ fn print_part(
 fn verify(args: &DirArgs, out: &mut dyn Write) -> Result<Exit, CommandError> {
     let mut reader = open(&args.dir)?;
     let recovery = reader.report().clone();
-    let report = reader.verify();
+    let mut say_at = Instant::now() + PROGRESS_PERIOD;
+    let report = reader.verify_with(|so_far| {
+        if Instant::now() >= say_at {
+            say_at = Instant::now() + PROGRESS_PERIOD;
+            let (read, all) = (so_far.records, recovery.counts.records);
+            tracing::info!(
+                "verified {read} records of at most {all}, in {} logs",
+                so_far.logs
+            );
+        }
+    });
     let clean = report.is_clean() && recovery.damages.is_empty();
     if args.json {
         let value = json!({ "clean": clean, "verify": report, "recovery": recovery });
@@ -279,6 +390,13 @@ fn verify(args: &DirArgs, out: &mut dyn Write) -> Result<Exit, CommandError> {
     } else {
         for (log, damage) in &report.damaged {
             writeln!(out, "DAMAGED {log}: {damage}").map_err(output_error)?;
+        }
+        for log in &report.given_back {
+            writeln!(
+                out,
+                "given back by the running broker while it was read: {log}"
+            )
+            .map_err(output_error)?;
         }
         for stray in &recovery.strays {
             writeln!(out, "not of this directory: {stray}").map_err(output_error)?;

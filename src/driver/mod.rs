@@ -2,6 +2,7 @@
 
 pub mod core;
 pub mod quic;
+mod recover;
 mod secret;
 mod serve;
 mod settings;

@@ -19,6 +19,7 @@ use storage_uring::{LogKind, LogName, RecoveredSet, Storage};
 
 use super::core::{Control, Core, CoreEnd, CoreParts};
 use super::quic::{bind_reuseport, ServerTls};
+use super::recover::recover;
 use super::{secret, settings};
 use crate::admin::{AdminServer, CatalogSnapshot, NodeInfo, SharedState};
 use crate::catalog::{check_accepted, Catalog, CatalogWatch};
@@ -194,14 +195,12 @@ impl Broker {
                 &error,
             )
         })?;
-        state.hold("recovery", "the logs are being recovered");
-        let recovered = recover(&config, core_count)?;
+        let recovered = recover(&config, core_count, &state)?;
         for (shard, generation) in accepted_generations(&recovered) {
             state.note_accepted(&shard, generation);
         }
         check_accepted(&catalog.catalog, &|shard| state.accepted(shard))
             .map_err(|errors| ServeError::CatalogTooOld(errors.to_string()))?;
-        state.release("recovery");
         let warm_up = prepare_warm_up_file(&config.data_dir)
             .map_err(|error| start_error("cannot write to the data directory", &error))?;
         let settings = Arc::new(settings::core_settings(&config));
@@ -493,17 +492,6 @@ async fn run_core(
             Err(why)
         }
     }
-}
-
-fn recover(config: &Config, core_count: usize) -> Result<Arc<RecoveredSet>, ServeError> {
-    let started = Instant::now();
-    let recovered = storage_uring::recover(&config.data_dir, core_count)
-        .map_err(|error| ServeError::Damaged(error.to_string()))?;
-    tracing::info!(
-        took_ms = started.elapsed().as_millis() as u64,
-        "logs recovered"
-    );
-    Ok(recovered)
 }
 
 /// The generations the logs on disk have accepted. A name that is none of ours is nobody's shard.

@@ -147,11 +147,11 @@ pub enum AppendError {
 /// A queued append did not become durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CommitError {
-    /// A write or flush failed; the core log is finished until a restart. Whether the bytes survived is
-    /// unknown.
+    /// A write or flush failed, and the core log is finished until a restart; or the space ran out when a
+    /// first part of the records was stored already, and stays. What of it survives is unknown to the caller.
     #[error("storage failed")]
     StorageFailed,
-    /// The space ran out before the bytes were whole on disk; the append is undone.
+    /// The space ran out before the bytes were whole on disk; the append is undone as a whole.
     #[error("the disk is full")]
     DiskFull,
 }

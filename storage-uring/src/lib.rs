@@ -40,7 +40,9 @@ pub use machine::{
     Completion, ControlEvent, HistoryEntry, LogRef, LogView, MachineStats, ReadBatch,
 };
 pub use name::{LogId, LogKind, LogName};
-pub use recovery::{recover, RecoveredSet, RecoveryReport};
+pub use recovery::{
+    recover, recover_with, ProgressView, RecoveredSet, RecoveryProgress, RecoveryReport,
+};
 #[cfg(feature = "runtime")]
 pub use shard_executor::Signal;
 pub use stats::StorageStats;

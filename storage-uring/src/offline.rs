@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -19,13 +20,18 @@ use crate::format::{HeaderFault, ALIGN};
 use crate::machine::{HistoryEntry, LogSeed, ReadBatch};
 use crate::name::{LogId, LogName};
 use crate::recovery::{
-    open_for_reading, read_full, scan_read_only, FileSource, RecoveryReport, Window,
+    open_for_reading, read_full, scan_read_only, FileSource, RecoveryProgress, RecoveryReport,
+    Window,
 };
 use crate::slab::SlabWriter;
 use crate::walk::{ReadWalk, WalkStep, WantedRead};
 
 /// Bytes of payload read at once by the iterators.
 const BATCH_BYTES: usize = 256 * 1024;
+/// Records between two reports of a verification's progress.
+const PROGRESS_RECORDS: u64 = 4096;
+/// Segment files kept open between reads.
+const OPEN_FILES_MAX: usize = 64;
 
 /// One log, as found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -59,6 +65,8 @@ pub struct VerifyReport {
     pub payload_bytes: u64,
     /// Logs with damage, and what it is.
     pub damaged: Vec<(String, String)>,
+    /// Logs of a running broker that gave segments back before they were read.
+    pub given_back: Vec<String>,
 }
 
 impl VerifyReport {
@@ -119,8 +127,17 @@ pub struct Reader {
 impl Reader {
     /// Scans the directory on up to `threads` threads.
     pub fn open(dir: &Path, threads: usize) -> Result<Self, StorageError> {
+        Self::open_with(dir, threads, &RecoveryProgress::default())
+    }
+
+    /// As [`Reader::open`], saying in `progress` how far it is.
+    pub fn open_with(
+        dir: &Path,
+        threads: usize,
+        progress: &RecoveryProgress,
+    ) -> Result<Self, StorageError> {
         let layout = Layout::new(dir);
-        let found = scan_read_only(&layout, threads)?;
+        let found = scan_read_only(&layout, threads, progress)?;
         Ok(Self {
             layout,
             report: found.report,
@@ -174,7 +191,15 @@ impl Reader {
         loop {
             match walk.step(input.take())? {
                 WalkStep::Done(batch) => return Ok(batch),
-                WalkStep::Read(wanted) => input = Some((wanted, self.fetch(wanted)?)),
+                WalkStep::Read(wanted) => match self.fetch(wanted) {
+                    Ok(bytes) => input = Some((wanted, bytes)),
+                    // It was there when the directory was scanned: a running broker gave it back.
+                    Err(error) if error.kind() == ErrorKind::NotFound => {
+                        let base = from.saturating_add(1);
+                        return Err(ReadError::Trimmed { offset: from, base });
+                    }
+                    Err(error) => return Err(ReadError::Io(error.to_string())),
+                },
             }
         }
     }
@@ -194,6 +219,11 @@ impl Reader {
 
     /// Reads every record of every log and checks it.
     pub fn verify(&mut self) -> VerifyReport {
+        self.verify_with(|_| {})
+    }
+
+    /// As [`Reader::verify`]; `on_progress` sees the counts again and again.
+    pub fn verify_with(&mut self, mut on_progress: impl FnMut(&VerifyReport)) -> VerifyReport {
         let mut report = VerifyReport::default();
         for log in self.logs() {
             let text = log
@@ -209,6 +239,13 @@ impl Reader {
                     Ok((_, payload)) => {
                         report.records += 1;
                         report.payload_bytes += payload.len() as u64;
+                        if report.records % PROGRESS_RECORDS == 0 {
+                            on_progress(&report);
+                        }
+                    }
+                    Err(ReadError::Trimmed { .. }) => {
+                        report.given_back.push(text.clone());
+                        break;
                     }
                     Err(error) => {
                         report.damaged.push((text.clone(), error.to_string()));
@@ -233,8 +270,12 @@ impl Reader {
         for core in self.layout.cores()? {
             for segment in self.layout.segments(core)? {
                 let file = self.layout.segment(core, segment);
-                let source = FileSource::open(&file)
-                    .map_err(|error| StorageError::io("opening", &file, error))?;
+                let source = match FileSource::new(&file) {
+                    Ok(source) => source,
+                    // Given back by a running broker since it was listed.
+                    Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                    Err(error) => return Err(StorageError::io("opening", &file, error)),
+                };
                 let mut window = Window::new(Box::new(source));
                 let header = SegmentHeader::decode(window.get(0, ALIGN));
                 let view = SegmentView {
@@ -246,30 +287,25 @@ impl Reader {
                 };
                 on_segment(&view);
                 each_group(&meta, &view, &mut window, &mut on_group)?;
+                window.check(&view.file)?;
             }
         }
         Ok(())
     }
 
-    fn fetch(&mut self, wanted: WantedRead) -> Result<Bytes, ReadError> {
-        let io = |error: std::io::Error| ReadError::Io(error.to_string());
+    fn fetch(&mut self, wanted: WantedRead) -> std::io::Result<Bytes> {
         let key = (wanted.core, wanted.segment);
         if !self.files.contains_key(&key) {
-            if self.files.len() >= 64 {
+            if self.files.len() >= OPEN_FILES_MAX {
                 self.files.clear();
             }
-            let file =
-                open_for_reading(&self.layout.segment(wanted.core, wanted.segment)).map_err(io)?;
+            let file = open_for_reading(&self.layout.segment(wanted.core, wanted.segment))?;
             self.files.insert(key, file);
         }
         let len = usize::try_from(wanted.len).unwrap_or(usize::MAX);
         let mut writer = SlabWriter::new(len);
-        let read = read_full(
-            &self.files[&key],
-            wanted.position,
-            &mut writer.tail()[..len],
-        )
-        .map_err(io)?;
+        let out = &mut writer.tail()[..len];
+        let read = read_full(&self.files[&key], wanted.position, out)?;
         Ok(Bytes::from_owner(writer.split(read).freeze()))
     }
 }

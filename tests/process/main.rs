@@ -18,6 +18,7 @@ mod network;
 mod outcomes;
 mod ownership;
 mod peer_input;
+mod recovery;
 mod replicas;
 mod replicate_lead;
 mod stop;

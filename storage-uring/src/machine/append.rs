@@ -45,6 +45,7 @@ impl CommitMachine {
             token,
             log,
             range: range.clone(),
+            refused: None,
         });
         Ok(range)
     }
@@ -78,6 +79,7 @@ impl CommitMachine {
             token,
             log,
             range: tail..tail,
+            refused: None,
         });
         Ok(())
     }

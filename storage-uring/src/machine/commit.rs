@@ -1,7 +1,7 @@
 //! Sealing groups, tracking their writes, and what happens when a write does not work.
 
 use super::control::Change;
-use super::group::{ClosedGroup, ExtentMeta, Flight, GroupLists, PendingChange};
+use super::group::{ClosedGroup, ExtentMeta, Flight, GroupLists, PendingChange, Waiter};
 use super::logs::LogRef;
 use super::{Action, CommitMachine, Completion, CurrentSegment, Health, IoId, ReadySegment};
 use crate::error::CommitError;
@@ -328,7 +328,7 @@ impl CommitMachine {
         }
         drop(changes);
         for waiter in flight.lists.waiters.drain(..) {
-            let result = Ok(());
+            let result = waiter.refused.map_or(Ok(()), Err);
             self.completions.push_back(Completion {
                 token: waiter.token,
                 log: waiter.log,
@@ -435,7 +435,7 @@ impl CommitMachine {
             .iter()
             .map(|lists| lists.waiters.len() as u64)
             .sum::<u64>();
-        self.answer_all(undone, CommitError::DiskFull);
+        self.refuse_all(undone);
         self.queued_bytes = self.flights.iter().map(|flight| flight.region.len()).sum();
         self.waiting_for_segment_since_us = None;
     }
@@ -477,16 +477,38 @@ impl CommitMachine {
         undone
     }
 
-    fn answer_all(&mut self, undone: Vec<GroupLists>, error: CommitError) {
-        for lists in undone {
-            for waiter in lists.waiters {
-                self.completions.push_back(Completion {
-                    token: waiter.token,
-                    log: waiter.log,
-                    range: waiter.range,
-                    result: Err(error),
-                });
+    /// Answers what was undone for want of space, behind what is still on its way.
+    fn refuse_all(&mut self, undone: Vec<GroupLists>) {
+        for mut waiter in undone.into_iter().flat_map(|lists| lists.waiters) {
+            let tail = self.logs.get(waiter.log).tail;
+            // The first part of a batch may lie in an earlier group, which stays: then it is not true that
+            // nothing of it is stored.
+            let is_partial = waiter.range.start < tail && tail < waiter.range.end;
+            let error = match is_partial {
+                true => CommitError::StorageFailed,
+                false => CommitError::DiskFull,
+            };
+            waiter.refused = waiter.refused.or(Some(error));
+            if let Some(flight) = self.flights.back_mut() {
+                flight.lists.waiters.push(waiter);
+            } else {
+                self.answer(waiter, error);
             }
         }
+    }
+
+    fn answer_all(&mut self, undone: Vec<GroupLists>, error: CommitError) {
+        for waiter in undone.into_iter().flat_map(|lists| lists.waiters) {
+            self.answer(waiter, error);
+        }
+    }
+
+    fn answer(&mut self, waiter: Waiter, error: CommitError) {
+        self.completions.push_back(Completion {
+            token: waiter.token,
+            log: waiter.log,
+            range: waiter.range,
+            result: Err(waiter.refused.unwrap_or(error)),
+        });
     }
 }

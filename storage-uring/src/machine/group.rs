@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use super::control::Change;
 use super::logs::{LogRef, LogTable};
+use crate::error::CommitError;
 use crate::format::extent::{ExtentHeader, ExtentKind, EXTENT_HEADER_BYTES};
 use crate::format::group::GROUP_HEADER_BYTES;
 use crate::format::record;
@@ -65,6 +66,8 @@ pub(crate) struct Waiter {
     pub token: u64,
     pub log: LogRef,
     pub range: Range<u64>,
+    /// Set when it was undone while earlier appends are on their way: outcomes leave in order.
+    pub refused: Option<CommitError>,
 }
 
 /// Lists of a group, reused from group to group.

@@ -293,7 +293,7 @@ impl CommitMachine {
         }
     }
 
-    #[cfg(feature = "runtime")]
+    #[cfg(any(feature = "runtime", test))]
     pub(crate) fn log_state(&self, log: LogRef) -> &logs::LogState {
         self.logs.get(log)
     }

@@ -66,14 +66,19 @@ impl RecentRing {
             on_evicted(oldest.lists);
         }
         for extent in &lists.extents {
-            if extent.kind == ExtentKind::Records {
-                logs.get_mut(extent.log).recent.push_back(RecentExtent {
+            let state = logs.get_mut(extent.log);
+            match extent.kind {
+                ExtentKind::Records => state.recent.push_back(RecentExtent {
                     first_offset: extent.first_offset,
                     record_count: extent.record_count,
                     group: serial,
                     records_at: extent.at + EXTENT_HEADER_BYTES as u32 + u32::from(extent.name_len),
                     records_len: extent.records_len,
-                });
+                }),
+                // These undo what came before them in this very group, too.
+                ExtentKind::Truncate => state.truncate_recent(extent.first_offset),
+                ExtentKind::Place => state.recent.clear(),
+                ExtentKind::Base | ExtentKind::Accept | ExtentKind::Begin => {}
             }
         }
         self.held_bytes += region.len();

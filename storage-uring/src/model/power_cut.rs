@@ -1,186 +1,153 @@
-//! Power cuts: acknowledged within recovered within submitted, at every boundary and for many survivor sets.
+//! Power cuts: acknowledged within recovered within submitted, at every boundary of a script and for many
+//! survivor sets.
+//!
+//! `FELIX_POWER_CUTS=100000` samples that many survivor sets instead of the suite's share.
 
-use super::{payload, recover, Images, Rng, Sim, SimOptions};
+use super::plain::Op;
+use super::rig::{Rig, LEADERS};
+use super::{count, payload, Rng, SimOptions};
 
 /// Lengths that cross sectors, blocks and transfers.
 const LENGTHS: [usize; 10] = [0, 1, 100, 511, 513, 3000, 4096, 9000, 12_000, 40];
 
-/// Checks one state a power cut left behind, a second start, and going on from it.
-fn check(sim: &Sim, options: SimOptions, images: Images, go_on: bool) {
-    let first = recover(images);
-    assert_eq!(first.damages, 0, "a power cut is not damage");
-    for (shard, shadow) in &sim.shadows {
-        let recovered = first.logs.get(shard).map_or(&[][..], |(seed, records)| {
-            assert!(seed.damage.is_none(), "{:?}", seed.damage);
-            assert_eq!(seed.tail, records.len() as u64);
-            records
-        });
-        assert!(
-            recovered.len() as u64 >= shadow.acknowledged,
-            "an acknowledged record is lost"
-        );
-        assert!(recovered.len() <= shadow.submitted.len());
-        assert!(
-            recovered.iter().zip(&shadow.submitted).all(|(a, b)| a == b),
-            "other bytes came back"
-        );
-    }
-    let second = recover(first.images.clone());
-    assert_eq!(
-        (second.cuts, second.damages),
-        (0, 0),
-        "a second start finds nothing to do: {}, then {}",
-        first.notes,
-        second.notes
-    );
-    assert_eq!(second.end, first.end);
-    for (shard, (seed, records)) in &first.logs {
-        assert_eq!(
-            (&second.logs[shard].0.tail, &second.logs[shard].1),
-            (&seed.tail, records)
-        );
-    }
-    if go_on {
-        let mut next = Sim::start(options, second, 2);
-        for shard in 0..3 {
-            next.append(shard, &[b"after".to_vec()]);
-        }
-        next.settle();
-        let third = recover(next.durable.clone());
-        assert_eq!((third.cuts, third.damages), (0, 0));
-        for (shard, shadow) in &next.shadows {
-            assert_eq!(
-                third.logs[shard].1, shadow.submitted,
-                "what was cut stays cut"
-            );
-            assert_eq!(shadow.acknowledged, shadow.submitted.len() as u64);
-        }
-    }
+/// What was done at the boundaries of a script.
+#[derive(Default)]
+struct Cuts {
+    boundaries: u64,
+    states: u64,
+    samples: u64,
 }
 
 /// Cuts the power now: nothing, everything, each write alone, and sampled sector sets.
-fn cut_everywhere(sim: &Sim, options: SimOptions, rng: &mut Rng, samples: usize) -> usize {
-    check(sim, options, sim.cut_power(|_, _| false), false);
-    check(sim, options, sim.cut_power(|_, _| true), false);
-    for alone in 0..sim.pending.len() {
-        check(sim, options, sim.cut_power(|at, _| at == alone), true);
-        check(sim, options, sim.cut_power(|at, _| at != alone), false);
+fn cut_everywhere(rig: &Rig, rng: &mut Rng, samples: u64, cuts: &mut Cuts) {
+    let mut check =
+        |rig: &Rig, rng: &mut Rng, survives: &mut dyn FnMut(usize, usize, &mut Rng) -> bool| {
+            let images = {
+                let mut chosen = Rng(rng.next());
+                rig.sim
+                    .cut_power(|at, sector| survives(at, sector, &mut chosen))
+            };
+            cuts.states += 1;
+            rig.check_cut(images, rng)
+        };
+    check(rig, rng, &mut |_, _, _| false);
+    check(rig, rng, &mut |_, _, _| true);
+    for alone in 0..rig.sim.pending.len() {
+        check(rig, rng, &mut |at, _, _| at == alone);
+        check(rig, rng, &mut |at, _, _| at != alone);
         // The first sector alone, and all but the first: header and body apart.
-        check(
-            sim,
-            options,
-            sim.cut_power(|at, sector| at == alone && sector == 0),
-            false,
-        );
-        check(
-            sim,
-            options,
-            sim.cut_power(|at, sector| at != alone || sector != 0),
-            false,
-        );
+        check(rig, rng, &mut |at, sector, _| at == alone && sector == 0);
+        check(rig, rng, &mut |at, sector, _| at != alone || sector != 0);
+    }
+    if rig.sim.pending.is_empty() {
+        return;
     }
     for sample in 0..samples {
-        let keep = [1, 2, 4, 8, 15][sample % 5];
-        check(
-            sim,
-            options,
-            sim.cut_power(|_, _| rng.below(16) < keep),
-            sample % 8 == 0,
-        );
+        let keep = [1, 2, 4, 8, 15][sample as usize % 5];
+        let recovered = check(rig, rng, &mut |_, _, chosen| chosen.below(16) < keep);
+        if sample % 8 == 0 {
+            go_on(rig, recovered, rng);
+        }
     }
-    2 + 4 * sim.pending.len() + samples
+    cuts.samples += samples;
+    cuts.boundaries += 1;
 }
 
-fn run(options: SimOptions, seed: u64, steps: usize, samples: usize) -> usize {
+/// What was cut stays cut when a new start goes on from there, and its power is cut, too.
+fn go_on(rig: &Rig, recovered: super::Recovered, rng: &mut Rng) {
+    let mut next = Rig::start(rig.options, recovered, 2);
+    for shard in 0..3 {
+        next.append(shard, &[b"after".to_vec()]);
+    }
+    next.sim.pump();
+    let images = next.sim.cut_power(|_, _| rng.below(2) == 0);
+    next.check_cut(images, rng);
+    next.restart(rng);
+}
+
+/// The script: publishes over three logs that roll segments, and between them every event a log has.
+fn scripted(rig: &mut Rig, rng: &mut Rng, step: u64) {
+    let shard = rng.below(3) as u32;
+    let log = &rig.logs.entry(shard).or_default().submitted;
+    let (base, tail, accepted) = (log.base, log.tail(), log.accepted);
+    let held = tail - base;
+    match step % 16 {
+        5 => rig.control(shard, Op::Truncate(tail - held.min(1 + rng.below(3)))),
+        9 => rig.control(shard, Op::Base(base + held / 2)),
+        7 => rig.control(shard, Op::Accept(accepted + step % 2)),
+        11 => rig.control(shard, Op::Begin(accepted + 1, LEADERS[step as usize % 3])),
+        13 if step % 3 == 0 => rig.control(shard, Op::Place(tail + 10)),
+        _ => {
+            let batch: Vec<_> = (0..1 + rng.below(3))
+                .map(|_| {
+                    let len = LENGTHS[rng.below(LENGTHS.len() as u64) as usize];
+                    payload(rng, len)
+                })
+                .collect();
+            rig.append(shard, &batch);
+        }
+    }
+}
+
+fn run(options: SimOptions, seed: u64, steps: u64, samples: u64) -> Cuts {
     let mut rng = Rng(seed);
-    let mut sim = Sim::new(options);
-    let mut states = 0;
-    for _ in 0..steps {
-        match rng.below(5) {
-            0 | 1 => {
-                let shard = rng.below(3) as u32;
-                let count = 1 + rng.below(3);
-                let batch: Vec<_> = (0..count)
-                    .map(|_| {
-                        let len = LENGTHS[rng.below(LENGTHS.len() as u64) as usize];
-                        payload(&mut rng, len)
-                    })
-                    .collect();
-                sim.append(shard, &batch);
+    let mut rig = Rig::new(options);
+    let mut cuts = Cuts::default();
+    let mut step = 0;
+    while step < steps {
+        if rng.below(5) < 2 {
+            scripted(&mut rig, &mut rng, step);
+            step += 1;
+            continue;
+        }
+        if rng.below(3) == 0 {
+            rig.sim.pump();
+        } else {
+            let finishable = rig.sim.finishable();
+            if finishable.is_empty() {
                 continue;
             }
-            2 => sim.pump(),
-            _ => {
-                let finishable = sim.finishable();
-                if finishable.is_empty() {
-                    continue;
-                }
-                let at = finishable[rng.below(finishable.len() as u64) as usize];
-                sim.finish(at);
-            }
+            rig.finish(finishable[rng.below(finishable.len() as u64) as usize]);
         }
-        states += cut_everywhere(&sim, options, &mut rng, samples);
+        cut_everywhere(&rig, &mut rng, samples, &mut cuts);
     }
-    states
+    assert!(rig.sim.next_segment > 3, "the script rolls segments");
+    cuts
 }
 
+/// All survivor sets of all ways to write: O_DSYNC and flushes, one to four commits in flight.
 #[test]
-fn every_boundary_of_a_script_with_o_dsync() {
-    let states = run(SimOptions::default(), 1, 120, 40);
-    assert!(states > 2500, "{states}");
-}
-
-#[test]
-fn every_boundary_of_a_script_with_flushes() {
-    let options = SimOptions {
-        flush: true,
-        ..SimOptions::default()
-    };
-    let states = run(options, 2, 120, 40);
-    assert!(states > 2500, "{states}");
-}
-
-#[test]
-fn one_and_four_commits_in_flight() {
-    for commits_in_flight in [1, 4] {
-        let options = SimOptions {
-            commits_in_flight,
-            ..SimOptions::default()
-        };
-        let states = run(options, 3 + commits_in_flight as u64, 100, 24);
-        assert!(states > 500, "{states}");
+fn every_boundary_of_a_script() {
+    let wanted = count("FELIX_POWER_CUTS", 3000);
+    let ways = [
+        (false, 2),
+        (true, 2),
+        (false, 1),
+        (true, 1),
+        (false, 4),
+        (true, 4),
+    ];
+    let started = std::time::Instant::now();
+    let mut all = Cuts::default();
+    let mut seed = 1;
+    while all.samples < wanted {
+        for (flush, commits_in_flight) in ways {
+            let options = SimOptions {
+                flush,
+                commits_in_flight,
+                ..SimOptions::default()
+            };
+            let samples = if wanted > 10_000 { 40 } else { 4 };
+            let cuts = run(options, seed, 64, samples);
+            all.boundaries += cuts.boundaries;
+            all.states += cuts.states;
+            all.samples += cuts.samples;
+            seed += 1;
+        }
     }
-}
-
-#[test]
-fn torn_tail_at_every_byte_of_the_last_group() {
-    let options = SimOptions::default();
-    let mut rng = Rng(9);
-    let mut sim = Sim::new(options);
-    for len in [100, 3000, 1] {
-        sim.append(0, &[payload(&mut rng, len)]);
-        sim.settle();
-    }
-    let before = sim.durable.clone();
-    sim.append(0, &[payload(&mut rng, 5000)]);
-    sim.append(1, &[payload(&mut rng, 40)]);
-    sim.settle();
-    let image = &sim.durable[&1];
-    let end = image.iter().rposition(|byte| *byte != 0).expect("written") + 1;
-    let start = before[&1]
-        .iter()
-        .rposition(|byte| *byte != 0)
-        .expect("written")
-        .next_multiple_of(4096);
-    for cut in start..=end {
-        let mut images = sim.durable.clone();
-        let keep = images.get_mut(&1).expect("exists");
-        keep.truncate(cut);
-        let recovered = recover(images);
-        let (_, records) = &recovered.logs[&0];
-        assert_eq!(recovered.damages, 0, "cut at {cut}");
-        let expected = if cut == end { 4 } else { 3 };
-        assert_eq!(records.len(), expected, "cut at {cut}");
-        assert_eq!(records[..], sim.shadows[&0].submitted[..expected]);
-    }
+    println!(
+        "{} boundaries with writes under way, {} states, of them {} sampled survivor sets, in {:.1} s",
+        all.boundaries, all.states, all.samples, started.elapsed().as_secs_f64()
+    );
+    assert!(all.boundaries > 100 && all.states > all.samples);
 }

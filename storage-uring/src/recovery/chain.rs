@@ -116,9 +116,14 @@ pub(crate) fn link(
                 newer.after_gap = true;
             }
         }
-        if chain.live.is_empty() && !holds_anything(uuid, core, &mut segment)? {
-            chain.unused.push(segment.seq);
-            continue;
+        if chain.live.is_empty() {
+            let holds_anything = holds_anything(uuid, core, &mut segment)?;
+            segment.window.release();
+            segment.window.check(&segment.file)?;
+            if !holds_anything {
+                chain.unused.push(segment.seq);
+                continue;
+            }
         }
         segment.limit = ends.get(&segment.seq).copied();
         wanted = match &segment.first {
@@ -172,6 +177,8 @@ fn open_segment(
     };
     let bytes = window.get(SEGMENT_HEADER_BYTES, GROUP_HEADER_BYTES);
     let first = live_header(uuid, core, seq, &file, bytes)?;
+    window.release();
+    window.check(&file)?;
     Ok(Some(Segment {
         seq,
         file,

@@ -8,12 +8,16 @@
 
 mod chain;
 pub(crate) mod events;
+pub mod images;
+mod progress;
 mod repair;
 pub(crate) mod scan;
+pub(crate) mod settle;
 mod source;
 mod verdict;
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -21,16 +25,18 @@ use std::time::Instant;
 use serde::Serialize;
 
 pub use chain::SegmentInput;
+pub use progress::{ProgressView, RecoveryProgress};
 pub use scan::{Cut, Damage, ScanCounts, SURVIVORS_MAX};
+pub use settle::{CoreVerdict, SettleStep};
 pub(crate) use source::{open_for_reading, read_full, Window};
 pub use source::{FileSource, ImageSource, SegmentSource};
 
-use crate::datadir::{sync_dir, DataDir, Layout, Meta};
+use crate::datadir::{DataDir, Layout, Meta};
 use crate::error::{LogError, StorageError};
 use crate::format::DataUuid;
 use crate::machine::LogSeed;
 use crate::name::{LogId, LogName};
-use scan::CoreScan;
+use scan::{CoreScan, ScanOptions};
 
 /// What recovery did and found; for the start-up log and the status output.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -39,6 +45,8 @@ pub struct RecoveryReport {
     pub boot_epoch: u64,
     /// Counts over all core directories.
     pub counts: ScanCounts,
+    /// What becomes of each core directory: carried out by a start, only said by an offline reader.
+    pub cores: Vec<CoreVerdict>,
     /// Logs found.
     pub logs: u64,
     /// Unfinished tails that were removed.
@@ -64,6 +72,9 @@ pub struct CoreEnd {
     pub next_segment: u64,
 }
 
+/// Scans of a directory in use before it counts as changing too fast to be read.
+const SCANS_MAX: usize = 5;
+
 struct RecoveredLog {
     name: Option<LogName>,
     seed: LogSeed,
@@ -81,14 +92,27 @@ pub struct RecoveredSet {
 
 /// Locks `dir`, raises its boot epoch and recovers all logs in it, on up to `threads` threads.
 pub fn recover(dir: &Path, threads: usize) -> Result<Arc<RecoveredSet>, StorageError> {
+    recover_with(dir, threads, &RecoveryProgress::default())
+}
+
+/// As [`recover`], saying in `progress` how far it is.
+pub fn recover_with(
+    dir: &Path,
+    threads: usize,
+    progress: &RecoveryProgress,
+) -> Result<Arc<RecoveredSet>, StorageError> {
     let started = Instant::now();
     let data_dir = Arc::new(DataDir::open(dir)?);
     let layout = &data_dir.layout;
-    let scans = scan_all(layout, &data_dir.meta.uuid, threads)?;
+    let options = ScanOptions {
+        in_use: false,
+        progress,
+    };
+    let scans = scan_all(layout, &data_dir.meta.uuid, threads, options)?;
     let mut ends = HashMap::new();
     for scan in &scans {
         ends.insert(scan.core, core_end(layout, scan)?);
-        settle(layout, scan, data_dir.meta.boot_epoch)?;
+        settle::carry_out(layout, scan, data_dir.meta.boot_epoch)?;
     }
     let (mut report, logs) = put_together(data_dir.meta.boot_epoch, scans);
     report.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -124,6 +148,7 @@ pub(crate) struct ReadOnlyLogs {
 pub(crate) fn scan_read_only(
     layout: &Layout,
     threads: usize,
+    progress: &RecoveryProgress,
 ) -> Result<ReadOnlyLogs, StorageError> {
     let started = Instant::now();
     let Some(meta) = Meta::read(layout)? else {
@@ -132,7 +157,22 @@ pub(crate) fn scan_read_only(
             logs: HashMap::new(),
         });
     };
-    let scans = scan_all(layout, &meta.uuid, threads)?;
+    let options = ScanOptions {
+        in_use: true,
+        progress,
+    };
+    let mut attempt = 0;
+    let scans = loop {
+        match scan_all(layout, &meta.uuid, threads, options) {
+            // A running broker removed a segment since it was listed.
+            Err(StorageError::Io { source, .. })
+                if source.kind() == ErrorKind::NotFound && attempt < SCANS_MAX =>
+            {
+                attempt += 1;
+            }
+            other => break other?,
+        }
+    };
     let (mut report, logs) = put_together(meta.boot_epoch, scans);
     report.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     Ok(ReadOnlyLogs { report, logs })
@@ -142,17 +182,26 @@ fn scan_all(
     layout: &Layout,
     uuid: &DataUuid,
     threads: usize,
+    options: ScanOptions<'_>,
 ) -> Result<Vec<CoreScan>, StorageError> {
     let cores = layout.cores()?;
-    let queue = Mutex::new(cores.iter().copied());
+    options.progress.on_cores(cores.len() as u64);
+    let mut all_inputs = Vec::new();
+    for core in &cores {
+        let inputs = inputs(layout, *core)?;
+        let bytes = inputs.iter().map(|input| input.source.len()).sum();
+        options.progress.add_total(inputs.len() as u64, bytes);
+        all_inputs.push((*core, inputs));
+    }
+    let queue = Mutex::new(all_inputs.into_iter());
     let results = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..threads.clamp(1, cores.len().max(1)) {
             scope.spawn(|| loop {
                 let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-                let Some(core) = next else { break };
-                let scan =
-                    inputs(layout, core).and_then(|inputs| scan::scan_core(uuid, core, inputs));
+                let Some((core, inputs)) = next else { break };
+                let scan = scan::scan_core(uuid, core, inputs, options);
+                options.progress.on_core();
                 results
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner)
@@ -170,14 +219,14 @@ fn inputs(layout: &Layout, core: u16) -> Result<Vec<SegmentInput>, StorageError>
     let mut inputs = Vec::new();
     for seq in layout.segments(core)? {
         let file = layout.segment(core, seq);
-        match FileSource::open(&file) {
+        match FileSource::new(&file) {
             Ok(source) => inputs.push(SegmentInput {
                 seq,
                 file,
                 source: Box::new(source),
             }),
             // Recycled by a running broker since it was listed.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(StorageError::io("opening", file, error)),
         }
     }
@@ -193,45 +242,6 @@ fn core_end(layout: &Layout, scan: &CoreScan) -> Result<CoreEnd, StorageError> {
     })
 }
 
-/// Carries out what the scan decided: cuts, and removal of segments that are no log.
-fn settle(layout: &Layout, scan: &CoreScan, boot_epoch: u64) -> Result<(), StorageError> {
-    for cut in &scan.cuts {
-        shorten(&cut.file, cut.position)?;
-    }
-    if let Some((seq, position)) = scan.trim {
-        // Nothing is lost with the zeros, and the space comes back.
-        shorten(&layout.segment(scan.core, seq), position)?;
-    }
-    for (seq, _) in &scan.strays {
-        let file = layout.segment(scan.core, *seq);
-        let aside = file.with_extension(format!("stray-{boot_epoch}"));
-        std::fs::rename(&file, &aside)
-            .map_err(|error| StorageError::io("renaming", &file, error))?;
-    }
-    for seq in scan.dead.iter().chain(&scan.unused) {
-        let file = layout.segment(scan.core, *seq);
-        std::fs::remove_file(&file).map_err(|error| StorageError::io("removing", &file, error))?;
-    }
-    for spare in layout.spares(scan.core)? {
-        std::fs::remove_file(&spare)
-            .map_err(|error| StorageError::io("removing", &spare, error))?;
-    }
-    let dir = layout.core(scan.core);
-    sync_dir(&dir).map_err(|error| StorageError::io("syncing", dir, error))
-}
-
-fn shorten(file: &Path, len: u64) -> Result<(), StorageError> {
-    let shorten = || -> std::io::Result<()> {
-        let file = std::fs::OpenOptions::new().write(true).open(file)?;
-        if file.metadata()?.len() > len {
-            file.set_len(len)?;
-            file.sync_all()?;
-        }
-        Ok(())
-    };
-    shorten().map_err(|error| StorageError::io("shortening", file, error))
-}
-
 type Logs = HashMap<LogId, (Option<LogName>, LogSeed)>;
 
 fn put_together(boot_epoch: u64, scans: Vec<CoreScan>) -> (RecoveryReport, Logs) {
@@ -243,6 +253,7 @@ fn put_together(boot_epoch: u64, scans: Vec<CoreScan>) -> (RecoveryReport, Logs)
     let mut losses = Vec::new();
     let mut core_counts = HashMap::new();
     for scan in scans {
+        report.cores.push(settle::verdict(&scan));
         report.counts.segments += scan.counts.segments;
         report.counts.groups += scan.counts.groups;
         report.counts.records += scan.counts.records;

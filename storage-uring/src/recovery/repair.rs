@@ -13,7 +13,7 @@ use crate::format::segment::SEGMENT_HEADER_BYTES;
 use crate::format::{record, Place, ALIGN};
 use crate::machine::control::Change;
 
-impl Scanner {
+impl Scanner<'_> {
     pub(super) fn cut(
         &mut self,
         at: usize,
@@ -75,7 +75,9 @@ impl Scanner {
             return;
         };
         let used_end = self.used_end(last, end);
-        if used_end > end {
+        if used_end <= end {
+            self.trim(last, end);
+        } else {
             self.out.cuts.push(Cut {
                 core: self.out.core,
                 file: self.segments[last].file.clone(),

@@ -17,10 +17,11 @@ use serde::Serialize;
 
 use super::chain::{self, Chain, Segment, SegmentInput};
 use super::events::{Chapters, UnknownLoss};
+use super::progress::RecoveryProgress;
 use super::verdict::Verdict;
 use crate::error::StorageError;
 use crate::format::extent::ExtentHeader;
-use crate::format::group::{GroupHeader, GROUP_HEADER_BYTES};
+use crate::format::group::{GroupHeader, GROUP_FLAG_CLOSE, GROUP_HEADER_BYTES};
 use crate::format::segment::SEGMENT_HEADER_BYTES;
 use crate::format::{DataUuid, Place};
 use crate::name::{LogId, LogName};
@@ -82,10 +83,14 @@ pub(crate) struct CoreScan {
     pub losses: Vec<UnknownLoss>,
     pub cuts: Vec<Cut>,
     pub damages: Vec<Damage>,
+    /// Something was judged to be damage by what lies behind it: that must stay.
+    pub keeps_tail: bool,
     pub counts: ScanCounts,
     /// Where the log ends: segment and position.
     pub end: (u64, u64),
     pub next_group: u64,
+    /// Whether the last group is a closing mark.
+    pub orderly_stop: bool,
     pub live: Vec<u64>,
     pub dead: Vec<u64>,
     pub unused: Vec<u64>,
@@ -96,7 +101,17 @@ pub(crate) struct CoreScan {
     pub core_counts: Vec<(u64, u16)>,
 }
 
-pub(crate) struct Scanner {
+/// How a scan is done.
+#[derive(Clone, Copy)]
+pub(crate) struct ScanOptions<'a> {
+    /// A broker may be writing meanwhile: what does not fit is looked at again before it is judged.
+    pub in_use: bool,
+    /// Where to say how far it is.
+    pub progress: &'a RecoveryProgress,
+}
+
+pub(crate) struct Scanner<'a> {
+    options: ScanOptions<'a>,
     pub(super) uuid: DataUuid,
     pub(super) segments: Vec<Segment>,
     pub(super) out: CoreScan,
@@ -110,6 +125,7 @@ pub(crate) fn scan_core(
     uuid: &DataUuid,
     core: u16,
     inputs: Vec<SegmentInput>,
+    options: ScanOptions<'_>,
 ) -> Result<CoreScan, StorageError> {
     let Chain {
         live,
@@ -123,12 +139,14 @@ pub(crate) fn scan_core(
         losses: Vec::new(),
         cuts: Vec::new(),
         damages: Vec::new(),
+        keeps_tail: false,
         counts: ScanCounts {
             segments: live.len() as u64,
             ..ScanCounts::default()
         },
         end: (0, 0),
         next_group: 1,
+        orderly_stop: false,
         live: live.iter().map(|segment| segment.seq).collect(),
         dead,
         unused,
@@ -137,6 +155,7 @@ pub(crate) fn scan_core(
         core_counts: live.iter().filter_map(|segment| segment.born).collect(),
     };
     let mut scanner = Scanner {
+        options,
         uuid: *uuid,
         segments: live,
         out,
@@ -145,7 +164,11 @@ pub(crate) fn scan_core(
     };
     let mut at = 0;
     while at < scanner.segments.len() {
-        if !scanner.scan_segment(at)? {
+        let goes_on = scanner.scan_segment(at)?;
+        let segment = &mut scanner.segments[at];
+        segment.window.release();
+        options.progress.on_segment(segment.len);
+        if !goes_on {
             let behind: Vec<u64> = scanner.segments[at + 1..]
                 .iter()
                 .map(|segment| segment.seq)
@@ -156,16 +179,23 @@ pub(crate) fn scan_core(
         }
         at += 1;
     }
+    for segment in &mut scanner.segments {
+        segment.window.check(&segment.file)?;
+    }
     Ok(scanner.out)
 }
 
-impl Scanner {
+impl Scanner<'_> {
     /// Walks one segment; false when the log ends in it for good.
     fn scan_segment(&mut self, at: usize) -> Result<bool, StorageError> {
         if self.segments[at].after_gap {
             self.expected = None;
+            if at > 0 {
+                self.report_missing_segments(at);
+            }
         }
         let mut position = SEGMENT_HEADER_BYTES;
+        let mut looked_again_at = 0;
         loop {
             let segment = &mut self.segments[at];
             if segment.limit.is_some_and(|limit| position >= limit) || position >= segment.len {
@@ -184,10 +214,20 @@ impl Scanner {
                     continue;
                 }
             }
-            match self.judge(at, position, header.as_ref())? {
+            let verdict = self.judge(at, position, header.as_ref())?;
+            let is_fault = matches!(verdict, Verdict::Cut(_) | Verdict::Damaged(_));
+            if self.options.in_use && is_fault && looked_again_at != position {
+                // It may have been half written when it was read, and what is behind it read later.
+                looked_again_at = position;
+                for segment in &mut self.segments[at..] {
+                    segment.window.release();
+                }
+                continue;
+            }
+            match verdict {
                 Verdict::SegmentEnd => return Ok(true),
                 Verdict::End => {
-                    self.out.trim = Some((self.segments[at].seq, position));
+                    self.trim(at, position);
                     return Ok(false);
                 }
                 Verdict::Cut(reason) => {
@@ -195,9 +235,18 @@ impl Scanner {
                     return Ok(false);
                 }
                 Verdict::Damaged(reason) => {
+                    self.out.keeps_tail = true;
                     position = self.damaged(at, position, header.as_ref(), reason)?;
                 }
             }
+        }
+    }
+
+    /// Nothing but zeros lies behind the end of the log; the space comes back.
+    pub(super) fn trim(&mut self, at: usize, position: u64) {
+        let segment = &self.segments[at];
+        if segment.len > position {
+            self.out.trim = Some((segment.seq, position));
         }
     }
 
@@ -245,10 +294,21 @@ impl Scanner {
         }
     }
 
+    /// The link of this segment names one that is not there. Logs that fell silent before this segment may
+    /// have gone on in it; the others show a gap.
+    fn report_missing_segments(&mut self, at: usize) {
+        let segment = &self.segments[at];
+        let epoch = segment.born.map_or(self.epoch, |(epoch, _)| epoch);
+        let reason = "the segments before this one are missing";
+        self.out.keeps_tail = true;
+        self.report_damage(at, SEGMENT_HEADER_BYTES, Vec::new(), reason, epoch);
+    }
+
     pub(super) fn note_group(&mut self, seq: u64, position: u64, header: &GroupHeader) {
         self.epoch = header.boot_epoch;
         self.expected = Some(header.group + 1);
         self.out.next_group = header.group + 1;
+        self.out.orderly_stop = header.flags & GROUP_FLAG_CLOSE != 0;
         self.out.end = (seq, position + header.total_len);
         self.out.counts.groups += 1;
         self.out.counts.records += u64::from(header.records);

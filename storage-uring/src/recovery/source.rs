@@ -1,9 +1,13 @@
 //! Where recovery reads segments from: files, or the images of the tests.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
+use crate::error::StorageError;
+use crate::format::group::GROUP_MAGIC;
 use crate::format::ALIGN;
 use crate::slab::{Region, SlabWriter};
 
@@ -17,25 +21,36 @@ pub trait SegmentSource: Send {
     }
     /// Reads at a 4096-aligned position into an aligned buffer; short only at the end.
     fn read_at(&self, position: u64, out: &mut [u8]) -> io::Result<usize>;
+    /// Takes what reading needs. A failure says nothing about the bytes.
+    fn open(&self) -> io::Result<()> {
+        Ok(())
+    }
+    /// Gives back what `open` took; the next read takes it again.
+    fn close(&self) {}
 }
 
-/// A segment file.
+/// A segment file. Open only while it is read, so that a directory of any size costs few descriptors.
 pub struct FileSource {
-    file: File,
+    path: PathBuf,
+    file: RefCell<Option<File>>,
     len: u64,
 }
 
 impl FileSource {
-    /// Opens for O_DIRECT reading, or buffered where the file system refuses that.
-    pub fn open(path: &std::path::Path) -> io::Result<Self> {
-        let file = open_for_reading(path)?;
-        let len = file.metadata()?.len();
-        Ok(Self { file, len })
+    /// A source for `path`. Notes the length; opens for O_DIRECT reading, or buffered where the file system refuses that, at the
+    /// first read.
+    pub fn new(path: &Path) -> io::Result<Self> {
+        let len = std::fs::metadata(path)?.len();
+        Ok(Self {
+            path: path.to_owned(),
+            file: RefCell::new(None),
+            len,
+        })
     }
 }
 
 /// Opens a file for reading past the page cache where that is possible.
-pub(crate) fn open_for_reading(path: &std::path::Path) -> io::Result<File> {
+pub(crate) fn open_for_reading(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
     let direct = std::fs::OpenOptions::new()
         .read(true)
@@ -53,7 +68,23 @@ impl SegmentSource for FileSource {
     }
 
     fn read_at(&self, position: u64, out: &mut [u8]) -> io::Result<usize> {
-        read_full(&self.file, position, out)
+        self.open()?;
+        match self.file.borrow().as_ref() {
+            Some(file) => read_full(file, position, out),
+            None => Ok(0),
+        }
+    }
+
+    fn open(&self) -> io::Result<()> {
+        let mut file = self.file.borrow_mut();
+        if file.is_none() {
+            *file = Some(open_for_reading(&self.path)?);
+        }
+        Ok(())
+    }
+
+    fn close(&self) {
+        self.file.borrow_mut().take();
     }
 }
 
@@ -99,8 +130,8 @@ pub(crate) struct Window {
     source: Box<dyn SegmentSource>,
     start: u64,
     bytes: Option<Region>,
-    /// Positions the device would not read.
-    pub unreadable: Vec<u64>,
+    /// The file could not be opened: no descriptors left, or removed since it was listed.
+    fault: Option<io::Error>,
 }
 
 impl Window {
@@ -109,7 +140,7 @@ impl Window {
             source,
             start: 0,
             bytes: None,
-            unreadable: Vec::new(),
+            fault: None,
         }
     }
 
@@ -129,6 +160,20 @@ impl Window {
         &bytes.as_ref()[from..bytes.len().min(from + len)]
     }
 
+    /// Gives the buffer and the file back; the next `get` reads anew.
+    pub fn release(&mut self) {
+        self.bytes = None;
+        self.source.close();
+    }
+
+    /// Fails if the file could not be opened at some time: what was seen of it then is not to be trusted.
+    pub fn check(&mut self, file: &Path) -> Result<(), StorageError> {
+        match self.fault.take() {
+            Some(error) => Err(StorageError::io("opening", file, error)),
+            None => Ok(()),
+        }
+    }
+
     fn fill(&mut self, position: u64, len: usize) {
         let start = position / ALIGN as u64 * ALIGN as u64;
         let wanted = (len + (position - start) as usize)
@@ -137,12 +182,15 @@ impl Window {
             .next_multiple_of(ALIGN);
         // Give the former buffer back before taking another.
         self.bytes = None;
+        if let Err(error) = self.source.open() {
+            self.fault = Some(error);
+            return;
+        }
         let mut writer = SlabWriter::new(wanted);
         let read = match self.source.read_at(start, &mut writer.tail()[..wanted]) {
             Ok(read) => read,
             Err(error) => {
                 tracing::error!(position = start, %error, "a segment cannot be read; its bytes count as damaged");
-                self.unreadable.push(start);
                 let here = usize::try_from(self.source.len().saturating_sub(start))
                     .unwrap_or(0)
                     .min(wanted);
@@ -153,8 +201,8 @@ impl Window {
         self.bytes = Some(writer.split(read).freeze());
     }
 
-    /// Saves what can be read; blocks that cannot are filled with ones, which never look like an unfinished
-    /// write.
+    /// Saves what can be read. Blocks that cannot are filled with what never looks like an unfinished write
+    /// and starts like a group: one may have been there, so it must not pass for garbage behind the end.
     fn read_block_by_block(&self, start: u64, out: &mut [u8]) -> usize {
         for (i, block) in out.chunks_mut(ALIGN).enumerate() {
             if self
@@ -163,6 +211,9 @@ impl Window {
                 .is_err()
             {
                 block.fill(0xff);
+                let magic = GROUP_MAGIC.to_le_bytes();
+                let start = magic.len().min(block.len());
+                block[..start].copy_from_slice(&magic[..start]);
             }
         }
         out.len()

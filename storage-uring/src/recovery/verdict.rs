@@ -26,7 +26,7 @@ pub(super) enum Verdict {
     Damaged(&'static str),
 }
 
-impl Scanner {
+impl Scanner<'_> {
     /// What to make of a position where the expected group is not.
     pub(super) fn judge(
         &mut self,
@@ -120,6 +120,9 @@ impl Scanner {
                         return Ok(found);
                     }
                 }
+            }
+            if segment_at > at {
+                segment.window.release();
             }
             from = SEGMENT_HEADER_BYTES;
         }

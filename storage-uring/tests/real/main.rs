@@ -1,6 +1,9 @@
-//! Tests of a real storage with O_DIRECT on the file system of the build directory.
+//! Tests of a real storage with O_DIRECT, on the file system of the build directory and on small ones.
 
 mod common;
 mod device;
 mod faults;
+mod killed;
+mod loop_fs;
 mod offline;
+mod small_disks;

@@ -1,0 +1,174 @@
+//! The log contract, plainly: what a log holds after a sequence of operations.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use crate::machine::LogSeed;
+
+/// One operation on a log. A batch is as many operations as it has records: a power cut may keep a part.
+#[derive(Debug, Clone)]
+pub enum Op {
+    Record(Rc<[u8]>),
+    Truncate(u64),
+    Place(u64),
+    Base(u64),
+    Accept(u64),
+    Begin(u64, &'static str),
+}
+
+/// A log in memory.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PlainLog {
+    pub base: u64,
+    /// From `base` on.
+    pub records: VecDeque<Rc<[u8]>>,
+    /// Highest generation accepted.
+    pub accepted: u64,
+    /// Generation, start and leader of every leadership that still has a say.
+    pub history: Vec<(u64, u64, &'static str)>,
+}
+
+impl PlainLog {
+    pub fn tail(&self) -> u64 {
+        self.base + self.records.len() as u64
+    }
+
+    pub fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Record(payload) => self.records.push_back(Rc::clone(payload)),
+            Op::Truncate(to) => {
+                self.records.truncate((to - self.base) as usize);
+                self.history.retain(|(_, start, _)| start < to);
+            }
+            Op::Place(at) => {
+                self.records.clear();
+                self.history.clear();
+                self.base = *at;
+            }
+            Op::Base(to) => {
+                self.records.drain(..(to - self.base) as usize);
+                self.base = *to;
+                while self.history.len() > 1 && self.history[1].1 <= *to {
+                    self.history.remove(0);
+                }
+            }
+            Op::Accept(generation) => self.accepted = self.accepted.max(*generation),
+            Op::Begin(generation, leader) => {
+                let tail = self.tail();
+                self.accepted = self.accepted.max(*generation);
+                self.history.retain(|(_, start, _)| *start < tail);
+                if self
+                    .history
+                    .last()
+                    .is_none_or(|(last, _, _)| last < generation)
+                {
+                    self.history.push((*generation, tail, leader));
+                }
+            }
+        }
+    }
+
+    pub fn record(&self, offset: u64) -> &[u8] {
+        &self.records[(offset - self.base) as usize]
+    }
+
+    /// Whether a recovered log is this one.
+    pub fn is(&self, seed: &LogSeed, records: &[Vec<u8>]) -> bool {
+        let found = seed.control.history.iter();
+        let history = self.history.iter();
+        (seed.base, seed.tail, seed.control.accepted) == (self.base, self.tail(), self.accepted)
+            && found.len() == history.len()
+            && found
+                .zip(history)
+                .all(|(a, b)| (a.generation, a.start, &*a.leader) == *b)
+            && records.len() == self.records.len()
+            && records
+                .iter()
+                .zip(&self.records)
+                .all(|(a, b)| a[..] == b[..])
+    }
+}
+
+/// What is known of one log: what was acknowledged, and what was asked for beyond that.
+#[derive(Debug, Clone, Default)]
+pub struct Tracked {
+    pub acked: PlainLog,
+    pub pending: VecDeque<Op>,
+    /// `acked` with all of `pending` applied.
+    pub submitted: PlainLog,
+    /// What came after `acked` when it was answered with a failure, once for each time that happened. One of
+    /// them may be there after a power cut as long as no later group is durable.
+    pub refused: Vec<Vec<Op>>,
+    /// Oldest pending operations nobody waits for: the stored first part of a batch that failed.
+    pub unclaimed: usize,
+}
+
+impl Tracked {
+    pub fn submit(&mut self, op: Op) {
+        self.submitted.apply(&op);
+        self.pending.push_back(op);
+    }
+
+    pub fn acknowledge(&mut self, ops: usize) {
+        for _ in 0..ops + std::mem::take(&mut self.unclaimed) {
+            let op = self.pending.pop_front().expect("was submitted");
+            self.acked.apply(&op);
+        }
+    }
+
+    /// Failures will be answered, all for one reason.
+    pub fn begin_refusal(&mut self) {
+        self.refused.push(Vec::new());
+    }
+
+    /// The next `ops` pending operations were answered with a failure; the first `stored` of them stay.
+    pub fn refuse(&mut self, ops: usize, stored: usize) {
+        let kept = self.unclaimed + stored;
+        let end = self.unclaimed + ops;
+        if self.refused.is_empty() {
+            // It began before an earlier group was acknowledged.
+            self.begin_refusal();
+        }
+        let refused = self.refused.last_mut().expect("it has begun");
+        if refused.is_empty() {
+            refused.extend(self.pending.range(..self.unclaimed).cloned());
+        }
+        refused.extend(self.pending.range(self.unclaimed..end).cloned());
+        self.pending.drain(kept..end);
+        self.unclaimed = kept;
+        self.submitted = self.acked.clone();
+        for op in &self.pending {
+            self.submitted.apply(op);
+        }
+    }
+
+    /// Whether nobody waits for anything.
+    pub fn is_answered(&self) -> bool {
+        self.pending.len() == self.unclaimed
+    }
+
+    /// Whether a recovered log is what was acknowledged and any first part of what was asked for.
+    pub fn allows(&self, seed: &LogSeed, records: &[Vec<u8>]) -> bool {
+        self.reaches(self.pending.iter(), seed, records)
+            || (self.refused.iter()).any(|ops| self.reaches(ops.iter(), seed, records))
+    }
+
+    fn reaches<'a>(
+        &self,
+        ops: impl Iterator<Item = &'a Op>,
+        seed: &LogSeed,
+        records: &[Vec<u8>],
+    ) -> bool {
+        let mut state = self.acked.clone();
+        if state.is(seed, records) {
+            return true;
+        }
+        for op in ops {
+            state.apply(op);
+            if state.is(seed, records) {
+                return true;
+            }
+        }
+        false
+    }
+}
