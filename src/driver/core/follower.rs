@@ -361,7 +361,8 @@ impl Core {
         count_note(&self.metrics, note);
         match note {
             FollowerNote::Accepted { generation } => {
-                tracing::info!(log = %key, %generation, "a leader is accepted");
+                // One line a log at every change of a leader: too many for anything but a search.
+                tracing::debug!(log = %key, %generation, "a leader is accepted");
                 self.state.note_accepted(&key.shard, generation);
             }
             FollowerNote::Truncated {

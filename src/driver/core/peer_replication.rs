@@ -4,6 +4,8 @@
 //! Only names are looked at here; generation, membership and everything else are judged by the follower's
 //! log ([`follower`](super::follower)), on its core, in the order of arrival.
 //!
+//! A broker that is stopping takes no more of them: a leader that ships without end would keep it forever.
+//!
 //! Bounds: batches of one connection read and not answered (`PEER_REPLICATION_BYTES`); one more is
 //! refused as overload. Requests are counted with all others of the peer.
 
@@ -91,6 +93,11 @@ impl Core {
             kind: asked.kind,
             bytes,
         };
+        if self.is_draining {
+            let answer = ReplicateAnswer::refused(PeerCode::Unavailable, "this broker is stopping");
+            let waiter = ReplicateWaiter { bytes: 0, ..waiter };
+            return self.answer_replicate(waiter, answer);
+        }
         let Some(sender) = self.take_replication_bytes(conn, bytes) else {
             let detail = "too many batches of this connection wait";
             let answer = ReplicateAnswer::refused(PeerCode::Overload, detail);

@@ -211,6 +211,20 @@ fn n13_what_was_pipelined_behind_a_full_disk_is_refused_as_well() {
 }
 
 #[test]
+fn n13_a_part_of_a_batch_that_stayed_is_compared_and_completed() {
+    let mut f = holding(5);
+    f.syncs_at_once = false;
+    let body = || ReplicateBody::records(5, payloads(&["x", "y", "z"]));
+    let request = f.send_from("a", 1, body());
+    f.fill_up_keeping(2);
+    let answer = f.answer(request).expect("an answer");
+    assert_eq!(refusal(answer), refused(PeerCode::StorageFailed));
+    f.syncs_at_once = true;
+    assert_eq!(f.ask(1, body()), ok(8));
+    assert_eq!(f.synced.bytes()[5..], ["x", "y", "z"]);
+}
+
+#[test]
 fn n16_a_failed_sync_is_final() {
     let mut f = holding(5);
     f.syncs_at_once = false;

@@ -278,6 +278,18 @@ impl Replica {
         self.pump();
     }
 
+    /// The disk fills up inside the newest batch: `kept` of its records are there all the same.
+    pub fn fill_up_keeping(&mut self, kept: usize) {
+        let (ticket, whole) = self.queue.pop_back().expect("a batch on its way");
+        self.sync_all();
+        let tail = self.synced.records.len() + kept;
+        self.synced = whole;
+        self.synced.records.truncate(tail);
+        self.applied = self.synced.clone();
+        self.machine.on_disk_done(ticket, Err(DiskError::Full));
+        self.pump();
+    }
+
     pub fn pump(&mut self) {
         loop {
             match self.machine.poll_action() {
