@@ -309,9 +309,10 @@ impl World {
         let (forward, step) =
             Forward::start::<Reply>(op, target, self.now, ForwardLimits::default());
         self.forwards.insert(token, forward);
+        let way = self.leader(known) as u64;
         let turn = self
             .chain_of(token)
-            .map_or(Turn::Send, |chain| chain.begin(u64::from(token)));
+            .map_or(Turn::Send, |chain| chain.begin(u64::from(token), way));
         match (turn, step) {
             (Turn::Hold, Step::Send { target, kind }) => {
                 self.held.insert(token, (target, kind));
@@ -345,9 +346,10 @@ impl World {
     fn act(&mut self, token: Token, step: Step<Reply>) {
         match step {
             Step::Send { target, kind } => {
+                let way = self.nodes.iter().position(|n| *n == target.node).unwrap() as u64;
                 let turn = self
                     .chain_of(token)
-                    .map_or(Turn::Send, |chain| chain.on_retry(u64::from(token)));
+                    .map_or(Turn::Send, |chain| chain.on_retry(u64::from(token), way));
                 match turn {
                     Turn::Send => self.send(token, target, kind),
                     Turn::Hold => {

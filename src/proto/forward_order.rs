@@ -12,7 +12,8 @@
 //! * ORD-1: nothing is sent while an earlier request of the chain waits to be sent again.
 //! * ORD-2: nothing is sent again once a later request of the chain may have been applied, nor while one
 //!   is on its way.
-//! * ORD-3: whatever is held is released or given up as soon as what it waits for has ended.
+//! * ORD-3: what is on its way at once goes one way: to one broker, on one stream.
+//! * ORD-4: whatever is held is released or given up as soon as what it waits for has ended.
 
 use std::collections::VecDeque;
 
@@ -40,6 +41,8 @@ enum State {
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     token: u64,
+    /// Where it goes, or went last.
+    way: u64,
     state: State,
     /// A later request of the chain may have been applied.
     is_overtaken: bool,
@@ -64,15 +67,25 @@ impl OrderChain {
         self.unsent > 0
     }
 
-    /// A new request at the end of the chain: [`Turn::Send`] or [`Turn::Hold`].
-    pub fn begin(&mut self, token: u64) -> Turn {
-        let (state, turn) = match self.unsent {
-            0 => (State::Sent, Turn::Send),
-            _ => (State::Held, Turn::Hold),
+    /// Whether another request of the chain is on its way, so that `token` has to follow it.
+    pub fn follows_another(&self, token: u64) -> bool {
+        let mut others = self.entries.iter().filter(|entry| entry.token != token);
+        others.any(|entry| entry.state == State::Sent)
+    }
+
+    /// A new request at the end of the chain: [`Turn::Send`] or [`Turn::Hold`]. `way` names the broker it
+    /// would go to.
+    pub fn begin(&mut self, token: u64, way: u64) -> Turn {
+        // All that are on their way go the same one.
+        let goes_along = self.entries.back().is_none_or(|last| last.way == way);
+        let (state, turn) = match self.unsent == 0 && goes_along {
+            true => (State::Sent, Turn::Send),
+            false => (State::Held, Turn::Hold),
         };
         self.unsent += usize::from(state != State::Sent);
         self.entries.push_back(Entry {
             token,
+            way,
             state,
             is_overtaken: false,
         });
@@ -86,11 +99,12 @@ impl OrderChain {
         }
     }
 
-    /// The next attempt of a refused request has come.
-    pub fn on_retry(&mut self, token: u64) -> Turn {
+    /// The next attempt of a refused request has come, to the broker `way` names.
+    pub fn on_retry(&mut self, token: u64, way: u64) -> Turn {
         let Some(at) = self.position(token) else {
             return Turn::Send;
         };
+        self.entries[at].way = way;
         let turn = self.turn_of(at);
         self.set(
             at,
@@ -142,7 +156,9 @@ impl OrderChain {
         if self.entries[at].is_overtaken {
             return Turn::GiveUp;
         }
-        let earlier_unsent = self.entries.range(..at).any(|e| e.state != State::Sent);
+        let way = self.entries[at].way;
+        let mut earlier = self.entries.range(..at);
+        let earlier_unsent = earlier.any(|e| e.state != State::Sent || e.way != way);
         let later_sent = self.entries.range(at + 1..).any(|e| e.state == State::Sent);
         match earlier_unsent || later_sent {
             true => Turn::Hold,
@@ -171,7 +187,7 @@ mod tests {
     fn requests_flow_freely_while_none_is_refused() {
         let mut chain = OrderChain::default();
         for token in 0..5 {
-            assert_eq!(chain.begin(token), Turn::Send);
+            assert_eq!(chain.begin(token, 0), Turn::Send);
         }
         for token in 0..5 {
             assert_eq!(chain.next_release(), None);
@@ -184,16 +200,16 @@ mod tests {
     fn a_redirected_run_is_sent_again_in_order() {
         let mut chain = OrderChain::default();
         for token in 0..3 {
-            chain.begin(token);
+            chain.begin(token, 0);
         }
         for token in 0..2 {
             chain.on_refused(token);
-            assert_eq!(chain.on_retry(token), Turn::Hold);
+            assert_eq!(chain.on_retry(token, 0), Turn::Hold);
             assert_eq!(chain.next_release(), None, "2 is on its way");
         }
-        assert_eq!(chain.begin(3), Turn::Hold);
+        assert_eq!(chain.begin(3, 0), Turn::Hold);
         chain.on_refused(2);
-        assert_eq!(chain.on_retry(2), Turn::Hold);
+        assert_eq!(chain.on_retry(2, 0), Turn::Hold);
         for token in 0..4 {
             assert_eq!(chain.next_release(), Some((token, Turn::Send)));
         }
@@ -204,47 +220,66 @@ mod tests {
     fn a_retry_that_was_overtaken_is_given_up_and_frees_what_follows() {
         for may_be_applied in [true, false] {
             let mut chain = OrderChain::default();
-            chain.begin(0);
-            chain.begin(1);
+            chain.begin(0, 0);
+            chain.begin(1, 0);
             chain.on_refused(0);
-            assert_eq!(chain.begin(2), Turn::Hold);
+            assert_eq!(chain.begin(2, 0), Turn::Hold);
             chain.on_finished(1, may_be_applied);
             assert_eq!(chain.next_release(), None, "0 waits for its time");
             match may_be_applied {
                 true => {
-                    assert_eq!(chain.on_retry(0), Turn::GiveUp);
+                    assert_eq!(chain.on_retry(0, 0), Turn::GiveUp);
                     chain.on_finished(0, false);
                 }
-                false => assert_eq!(chain.on_retry(0), Turn::Send),
+                false => assert_eq!(chain.on_retry(0, 0), Turn::Send),
             }
             assert_eq!(chain.next_release(), Some((2, Turn::Send)));
         }
     }
 
-    /// Random schedules over one in-order way to owners that apply or refuse: what is applied is applied
-    /// in order, and everything ends.
+    #[test]
+    fn nothing_goes_another_way_while_something_is_on_its_way() {
+        let mut chain = OrderChain::default();
+        assert_eq!(chain.begin(0, 7), Turn::Send);
+        assert!(!chain.follows_another(0));
+        assert_eq!(chain.begin(1, 8), Turn::Hold);
+        assert_eq!(chain.begin(2, 7), Turn::Hold);
+        assert_eq!(chain.next_release(), None);
+        chain.on_finished(0, true);
+        assert_eq!(chain.next_release(), Some((1, Turn::Send)));
+        assert_eq!(chain.next_release(), None, "2 goes another way than 1");
+        assert!(chain.follows_another(2));
+    }
+
+    /// Random schedules over two ways, each in order, to owners that apply or refuse: what is applied is
+    /// applied in order, and everything ends.
     #[test]
     fn whatever_is_refused_the_applied_ones_are_in_order() {
         for seed in 0..5_000u64 {
             let mut state = seed;
             let mut below = |n: u64| split_mix(&mut state) % n;
             let mut chain = OrderChain::default();
-            let mut wire: VecDeque<u64> = VecDeque::new();
+            let mut wires: [VecDeque<u64>; 2] = Default::default();
+            let mut ways = [0usize; 12];
             let mut waiting: Vec<u64> = Vec::new();
             let mut applied: Vec<u64> = Vec::new();
             let (mut next, mut ended, total) = (0, 0, 12);
             while ended < total {
+                // Requests mostly go where the one before them went.
+                let way = usize::from(below(5) == 0);
                 match below(3) {
                     0 if next < total => {
-                        if chain.begin(next) == Turn::Send {
-                            wire.push_back(next);
+                        ways[next as usize] = way;
+                        if chain.begin(next, way as u64) == Turn::Send {
+                            wires[way].push_back(next);
                         }
                         next += 1;
                     }
                     1 if !waiting.is_empty() => {
                         let token = waiting.swap_remove(below(waiting.len() as u64) as usize);
-                        match chain.on_retry(token) {
-                            Turn::Send => wire.push_back(token),
+                        ways[token as usize] = way;
+                        match chain.on_retry(token, way as u64) {
+                            Turn::Send => wires[way].push_back(token),
                             Turn::Hold => {}
                             Turn::GiveUp => {
                                 chain.on_finished(token, false);
@@ -253,7 +288,7 @@ mod tests {
                         }
                     }
                     _ => {
-                        let Some(token) = wire.pop_front() else {
+                        let Some(token) = wires[below(2) as usize].pop_front() else {
                             continue;
                         };
                         match below(4) {
@@ -276,7 +311,7 @@ mod tests {
                 }
                 while let Some((token, turn)) = chain.next_release() {
                     match turn {
-                        Turn::Send => wire.push_back(token),
+                        Turn::Send => wires[ways[token as usize]].push_back(token),
                         Turn::GiveUp => {
                             chain.on_finished(token, false);
                             ended += 1;
@@ -286,7 +321,8 @@ mod tests {
                 }
             }
             assert!(applied.is_sorted(), "seed {seed}: {applied:?}");
-            assert!(chain.is_empty() && wire.is_empty(), "seed {seed}");
+            assert!(chain.is_empty(), "seed {seed}");
+            assert!(wires.iter().all(VecDeque::is_empty), "seed {seed}");
         }
     }
 }

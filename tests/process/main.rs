@@ -23,5 +23,6 @@ mod recovery;
 mod replica_faults;
 mod replicas;
 mod replicate_lead;
+mod soak;
 mod stop;
 mod three_brokers;

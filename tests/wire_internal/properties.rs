@@ -301,12 +301,23 @@ fn fuzz_body_decode_on_seeded_input() {
     }
 }
 
+/// 4,000 sequences, or as many as fit in `FELIX_FUZZ_SECONDS`, from a seed that `FELIX_FUZZ_SEED` may give.
 #[test]
 fn fuzz_body_stream_on_seeded_input() {
-    let mut seeded = Seeded(0x5EED_0002);
-    for _ in 0..4000 {
+    let number = |name| {
+        std::env::var(name)
+            .ok()
+            .map(|n| n.parse().expect("a number"))
+    };
+    let mut seeded = Seeded(number("FELIX_FUZZ_SEED").unwrap_or(0x5EED_0002));
+    let longer = number("FELIX_FUZZ_SECONDS").map(std::time::Duration::from_secs);
+    let started = std::time::Instant::now();
+    let mut sequences = 0u64;
+    while sequences < 4000 || longer.is_some_and(|limit| started.elapsed() < limit) {
         fuzz_bodies::read_stream(&seeded.bytes(400));
+        sequences += 1;
     }
+    eprintln!("{sequences} sequences");
 }
 
 proptest! {

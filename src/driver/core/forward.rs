@@ -49,7 +49,7 @@ pub(super) struct PendingForward {
     /// An attempt that waits for others of its client stream.
     held: Option<(Target, ForwardKind)>,
     /// The client stream's chain; cache operations have none.
-    chain: Option<ChainId>,
+    pub chain: Option<ChainId>,
 }
 
 /// What is sent, whoever the owner turns out to be.
@@ -171,6 +171,7 @@ impl Core {
     pub(super) fn start_forward(&mut self, target: Target, body: ForwardBody) -> u64 {
         let limits = self.settings.forward_limits;
         let (machine, step) = Forward::start(body.work.op(), target.clone(), self.mono, limits);
+        let node = target.node.clone();
         let chain = body.order().map(|key| self.forward_orders.chain(key));
         let pending = PendingForward {
             machine,
@@ -186,7 +187,7 @@ impl Core {
             .forwards_in_flight
             .set(self.forwards.len() as u64);
         let turn = match chain {
-            Some(chain) => self.forward_orders.begin(chain, token),
+            Some(chain) => self.forward_orders.begin(chain, token, &node),
             None => Turn::Send,
         };
         match (turn, step) {
@@ -204,13 +205,13 @@ impl Core {
     }
 
     /// Whether a further attempt may be made now, given what else its client stream has under way.
-    fn turn_of_retry(&mut self, token: u64) -> Turn {
+    fn turn_of_retry(&mut self, token: u64, to: &NodeId) -> Turn {
         let Some(pending) = self.forwards.get_mut(token) else {
             return Turn::Send;
         };
         match pending.chain {
             Some(chain) if pending.machine.attempts() > 1 => {
-                self.forward_orders.on_retry(chain, token)
+                self.forward_orders.on_retry(chain, token, to)
             }
             Some(_) | None => Turn::Send,
         }
@@ -248,7 +249,7 @@ impl Core {
                 Step::WaitUntil(at) => return self.timers.push(at, Timer::Forward { token }),
                 Step::Finish(outcome) => return self.finish_forward(token, outcome),
                 Step::Send { target, kind } => {
-                    let tried = match self.turn_of_retry(token) {
+                    let tried = match self.turn_of_retry(token, &target.node) {
                         Turn::Send => self.send_forward(token, &target, kind),
                         Turn::Hold => return self.hold_forward(token, target, kind),
                         Turn::GiveUp => {

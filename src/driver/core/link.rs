@@ -92,10 +92,13 @@ impl Core {
         let previous = pending.body.previous;
         let order_key = pending.body.order_key;
         pending.target = target.clone();
-        let pin = previous
+        let in_chain = pending.chain;
+        let in_chain = in_chain.and_then(|chain| self.forward_orders.pin(chain, token));
+        let after = previous
             .and_then(|previous| self.forwards.get_mut(previous))
             .filter(|previous| previous.target.node == target.node)
             .and_then(|previous| previous.slot);
+        let pin = in_chain.or(after);
         self.ensure_link(node);
         let Some(link) = self.links.get_mut(&target.node) else {
             return Ok(());
@@ -311,6 +314,9 @@ impl Core {
             return;
         };
         pending.slot = Some(slot);
+        if let Some(chain) = pending.chain {
+            self.forward_orders.note_slot(chain, slot);
+        }
         let parts = pending
             .body
             .frame(&mut self.scratch, correlation, &pending.target, kind);

@@ -26,6 +26,9 @@ pub(super) struct SpinHistory {
     long_every: u32,
     /// Long looks left of a trial under way.
     trial_left: u8,
+    /// The last look came to nothing in time. One end that is late makes the other one late too; a longer
+    /// look ends that.
+    is_recovering: bool,
 }
 
 impl Default for SpinHistory {
@@ -36,6 +39,7 @@ impl Default for SpinHistory {
             long_in: Self::LONG_EVERY,
             long_every: Self::LONG_EVERY,
             trial_left: 0,
+            is_recovering: false,
         }
     }
 }
@@ -54,7 +58,10 @@ impl SpinHistory {
     /// How long to look before this wait.
     fn look_for(&mut self, budget: Duration) -> Duration {
         if self.score > 0 {
-            return budget;
+            return match self.is_recovering {
+                true => budget * Self::LONG_FACTOR,
+                false => budget,
+            };
         }
         self.waits = self.waits.wrapping_add(1);
         if self.trial_left == 0 {
@@ -77,10 +84,16 @@ impl SpinHistory {
         match found_after {
             Some(after) if after <= budget => {
                 self.score = (self.score + 2).min(Self::MOST);
+                self.is_recovering = false;
                 if self.trial_left > 0 {
                     self.long_every = Self::LONG_EVERY;
                     self.end_trial();
                 }
+            }
+            late if self.score > 0 => {
+                self.score -= 1;
+                // A longer look that found nothing either is not repeated.
+                self.is_recovering = self.score > 0 && (late.is_some() || !self.is_recovering);
             }
             Some(_) => {
                 self.trial_left = self.trial_left.saturating_sub(1);
@@ -89,7 +102,7 @@ impl SpinHistory {
                 }
             }
             None if self.trial_left > 0 => self.give_up_trial(),
-            None => self.score = self.score.saturating_sub(1),
+            None => {}
         }
     }
 
@@ -261,7 +274,8 @@ mod tests {
         let (first, _) = ping_pong(&mut ends, 2_000, Duration::ZERO);
         let (later, _) = ping_pong(&mut ends, 2_000, Duration::ZERO);
         assert!(first < (WIRE + WAKE) * 1_000, "found out late: {first:?}");
-        assert_eq!(later, WIRE * 2_000);
+        // The first message of a run meets an end that has not begun to look; that is soon made up for.
+        assert!(later <= WIRE * 2_000 + WAKE * 4, "{later:?}");
     }
 
     #[test]
@@ -281,7 +295,7 @@ mod tests {
         let mut history = SpinHistory::default();
         history.record(Some(WIRE), BUDGET);
         for n in 0..1000 {
-            assert_eq!(history.look_for(BUDGET), BUDGET, "wait {n}");
+            assert!(history.look_for(BUDGET) >= BUDGET, "wait {n}");
             history.record((n % 2 == 0).then_some(WIRE), BUDGET);
         }
     }
