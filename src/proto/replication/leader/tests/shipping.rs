@@ -271,3 +271,46 @@ fn i29_a_follower_that_a_report_names_is_not_rebuilt() {
     let (_, asked) = leader.next_ask(C, now, &slots).unwrap();
     assert!(matches!(asked.ask, Ask::Rebuild { .. }));
 }
+
+/// A shard of three with a slow gate, both followers answered `held`.
+fn reported(held: u64) -> ShardLeader<SlowGate> {
+    let logs = [main_log(0, 0, held)];
+    let mut leader = ShardLeader::begin(spec(2, true), SlowGate::default(), &logs).unwrap();
+    let slots = Slots { free: Cell::new(1) };
+    for follower in [B, C] {
+        let (_, asked) = leader.next_ask(follower, MonoTime::ZERO, &slots).unwrap();
+        leader.on_answer(follower, MAIN, asked.id, ok(held), MonoTime::ZERO, &slots);
+    }
+    leader
+}
+
+#[test]
+fn n18_the_report_that_covers_a_record_is_stored_before_its_mark() {
+    let mut leader = reported(19);
+    assert_eq!(leader.mark(), None);
+    leader.on_report(ReportId(1), true);
+    assert_eq!(leader.mark(), Some(19));
+}
+
+#[test]
+fn n33_without_a_catalog_records_ship_and_marks_stay() {
+    let mut leader = reported(10);
+    leader.on_report(ReportId(1), true);
+    let slots = Slots { free: Cell::new(1) };
+    for tail in 11..40 {
+        leader.on_log(MAIN, 0, tail);
+        let (_, asked) = leader.next_ask(B, MonoTime::ZERO, &slots).unwrap();
+        let fetched = Fetched::Records {
+            end: Offset(tail),
+            bytes: 1,
+        };
+        assert!(leader.on_fetched(B, MAIN, asked.id, fetched, MonoTime::ZERO));
+        leader.on_answer(B, MAIN, asked.id, ok(tail), MonoTime::ZERO, &slots);
+        assert_eq!(leader.mark(), Some(10), "no report is stored");
+    }
+    assert_eq!(leader.cursor(B, MAIN).unwrap().position(), Some(39));
+    // The catalog is back: one report covers all of it.
+    leader.on_report(ReportId(2), true);
+    leader.on_report(ReportId(3), true);
+    assert_eq!(leader.mark(), Some(39));
+}
