@@ -269,10 +269,15 @@ impl Core {
         ticket: u64,
         result: Result<(), CommitError>,
     ) {
-        let result = result.map_err(|error| match error {
-            CommitError::DiskFull => DiskError::Full,
-            CommitError::StorageFailed => DiskError::Failed,
-        });
+        let result = match result {
+            Ok(()) => Ok(()),
+            Err(CommitError::StorageFailed) if self.storage.failure().is_some() => {
+                Err(DiskError::Failed)
+            }
+            // The storage goes on, so the space ran out behind a first part of the batch that stays: the
+            // log is asked how far it reaches now.
+            Err(CommitError::StorageFailed | CommitError::DiskFull) => Err(DiskError::Full),
+        };
         self.follower_work_done(copy, ticket, result);
         self.run_follower(copy);
     }
