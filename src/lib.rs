@@ -5,6 +5,7 @@
 //! * [`ids`], [`limits`]: names and bounds shared by everything.
 //! * [`wire`]: pure bytes to and from typed messages.
 //! * [`proto`]: decisions without I/O, clocks or randomness.
+//! * [`sim`]: the machines of `proto` on virtual time, under faults, with checkers.
 //! * [`catalog`], [`auth`], [`config`], [`tls`]: what the broker is told, checked once.
 //! * `driver`: the event loop of a core (glommio, QUIC, storage).
 //! * `admin`, `cluster`, `cli`: control thread, local clusters, commands.
@@ -18,6 +19,7 @@ pub mod ids;
 pub mod limits;
 pub mod metrics;
 pub mod proto;
+pub mod sim;
 pub mod tls;
 pub mod wire;
 

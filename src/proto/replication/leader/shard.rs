@@ -145,7 +145,11 @@ impl<G: ReportGate> ShardLeader<G> {
             opening: Opening::new(followers, events.len()),
             mark: QuorumMark::new(followers + 1, G::COMPARES_LOGS.then_some(run_start)),
             floor,
-            committed: logs.first().map_or(0, |log| log.state.commit),
+            // What lies below the base was committed when it was trimmed. Without that, followers that
+            // have to compare from below it and a mark that waits for them would wait for each other.
+            committed: logs
+                .first()
+                .map_or(0, |log| log.state.commit.max(log.state.base)),
             gate,
             pending_report: None,
             positions: Vec::with_capacity(followers),

@@ -160,7 +160,8 @@ fn an_empty_log_is_level_the_moment_it_is_placed() {
 
 #[test]
 fn i30_a_quorum_shard_offers_no_base_above_what_is_committed() {
-    let mut lead = Lead::with(spec(2, true), &[main_log(50, 50, 100)]);
+    let mut lead = Lead::with(spec(2, true), &[main_log(0, 50, 100)]);
+    lead.leader.on_log(MAIN, 50, 100);
     lead.answer_probe(B, gap(0));
     assert!(lead.leader.is_open());
     assert_eq!(lead.leader.mark(), None);
@@ -180,7 +181,8 @@ fn i30_a_quorum_shard_offers_no_base_above_what_is_committed() {
     assert_eq!(asked.ask, Ask::Bootstrap { base: Offset(50) });
 
     // A rebuild as well.
-    let mut lead = Lead::with(spec(2, true), &[main_log(50, 50, 100)]);
+    let mut lead = Lead::with(spec(2, true), &[main_log(0, 50, 100)]);
+    lead.leader.on_log(MAIN, 50, 100);
     lead.answer_probe(B, refused(PeerCode::LogConflict));
     lead.answer_probe(C, gap(60));
     assert!(lead.leader.is_open());
@@ -189,4 +191,17 @@ fn i30_a_quorum_shard_offers_no_base_above_what_is_committed() {
     lead.answer(C, id, ok(100));
     let asked = lead.ask_main(B).unwrap();
     assert_eq!(asked.ask, Ask::Rebuild { base: Offset(50) });
+}
+
+#[test]
+fn after_a_failover_a_trimmed_log_is_offered_before_the_first_mark() {
+    let mut lead = Lead::with(spec(2, true), &[main_log(50, 90, 100)]);
+    lead.answer_probe(B, gap(0));
+    assert_eq!(lead.leader.mark(), None);
+    let asked = lead.ask_main(B).unwrap();
+    assert_eq!(
+        asked.ask,
+        Ask::Bootstrap { base: Offset(50) },
+        "no mark can come before somebody has been given a copy"
+    );
 }

@@ -1,0 +1,190 @@
+//! What a follower may do to its copy, and what it may say about it.
+
+use super::Judge;
+use crate::proto::outcome::PeerCode;
+use crate::proto::replication::ReplicateAnswer;
+use crate::sim::catalog::SimCatalog;
+use crate::sim::disk::{Change, Journal, LogImage, LogKey};
+
+impl Judge {
+    /// A follower's copy is about to change.
+    pub fn on_follower_change(
+        &mut self,
+        catalog: &SimCatalog,
+        node: usize,
+        key: LogKey,
+        (generation, is_rebuild): (u64, bool),
+        change: &Change,
+        journal: &Journal,
+    ) {
+        let answered_at = self.replication.answered_at.get(&(node, key)).copied();
+        if answered_at.is_some_and(|at| at > generation) {
+            let seen =
+                format!("n{node} {key:?} takes {generation} after answering {answered_at:?}");
+            self.fail(10, seen);
+        }
+        if catalog.leader_of(key.shard, generation) == Some(node) {
+            self.fail(
+                10,
+                format!("n{node} {key:?} follows itself at {generation}"),
+            );
+        }
+        let image = journal.seen(key);
+        match change {
+            Change::Truncate { to } => self.check_truncation(node, key, (generation, *to), journal),
+            Change::Place { base } => {
+                if image.tail() > image.base() && !is_rebuild {
+                    self.fail(
+                        21,
+                        format!("n{node} {key:?}: a bootstrap at {base} removes records"),
+                    );
+                }
+                self.forget_copy(node, key);
+            }
+            Change::Append { .. }
+            | Change::Accept { .. }
+            | Change::Begin { .. }
+            | Change::RaiseBase { .. } => {}
+        }
+    }
+
+    fn check_truncation(
+        &mut self,
+        node: usize,
+        key: LogKey,
+        (generation, to): (u64, u64),
+        journal: &Journal,
+    ) {
+        let image = journal.seen(key);
+        let dropped = self.replication.committed.get(&key).and_then(|committed| {
+            (to.max(image.base())..committed.tail()).find(|offset| {
+                let record = image.record(*offset);
+                record.is_some() && record == committed.get(*offset)
+            })
+        });
+        if let Some(offset) = dropped {
+            let seen = format!("n{node} cuts {key:?} to {to}: {offset} is committed");
+            self.fail(3, seen);
+        }
+        if let Some(image) = journal.seen(key).image() {
+            let keep = to.saturating_sub(image.base) as usize;
+            let newer = image.generations[keep..].iter().find(|g| **g >= generation);
+            if let Some(newer) = newer {
+                let seen = format!("n{node} {key:?} at {generation} drops a record of {newer}");
+                self.fail(19, seen);
+            }
+            let with_records = image.history.iter().rev().find(|e| e.start < image.tail());
+            if with_records.is_none_or(|entry| to < entry.start) {
+                let seen =
+                    format!("n{node} {key:?} at {generation} cuts to {to}: {with_records:?}");
+                self.fail(19, seen);
+            }
+        }
+        let verified = self.replication.verified.entry((node, key)).or_default();
+        verified.1 = verified.1.min(to);
+    }
+
+    /// A process has died: what it had been told is forgotten.
+    pub(super) fn forget_process(&mut self, node: usize) {
+        self.replication.fenced.retain(|(of, _, _)| *of != node);
+        self.replication.marks.retain(|(of, _, _), _| *of != node);
+    }
+
+    /// What was known of a copy is gone with it.
+    pub fn forget_copy(&mut self, node: usize, key: LogKey) {
+        self.replication.verified.remove(&(node, key));
+        for ((of, _), answered) in &mut self.replication.answered {
+            if *of == key {
+                answered.remove(&node);
+            }
+        }
+    }
+
+    /// A follower answers.
+    pub fn on_follower_answer(
+        &mut self,
+        catalog: &SimCatalog,
+        node: usize,
+        key: LogKey,
+        (generation, is_damaged): (u64, bool),
+        answer: ReplicateAnswer,
+        journal: &Journal,
+    ) {
+        let on_disk = journal.on_disk(key);
+        let accepted = on_disk.map_or(0, |image| image.accepted);
+        let is_fencing =
+            matches!(answer, ReplicateAnswer::Ok { .. }) || answer.code() == Some(PeerCode::LogGap);
+        if is_fencing {
+            if accepted < generation {
+                let seen =
+                    format!("n{node} {key:?} answers {answer:?} at {generation}, A {accepted}");
+                self.fail(9, seen);
+            }
+            let at = self.replication.answered_at.entry((node, key)).or_default();
+            *at = (*at).max(generation);
+        }
+        let ReplicateAnswer::Ok { durable_offset } = answer else {
+            return;
+        };
+        if is_damaged {
+            self.fail(22, format!("n{node} {key:?} takes a damaged batch"));
+        }
+        if journal.has_failed_log(key) {
+            self.fail(
+                47,
+                format!("n{node} {key:?} acknowledges after a failed sync"),
+            );
+        }
+        if accepted > generation {
+            let seen = format!("n{node} {key:?} is Ok at {generation} and has accepted {accepted}");
+            self.fail(10, seen);
+        }
+        let synced = journal.durable_tail(key);
+        if durable_offset > synced {
+            let seen = format!("n{node} {key:?} answers {durable_offset}, synced {synced}");
+            self.fail(16, seen);
+        }
+        self.equals_leader(node, key, (generation, durable_offset), on_disk);
+        if catalog.leader_of(key.shard, generation) != Some(node) {
+            let of_generation = self
+                .replication
+                .answered
+                .entry((key, generation))
+                .or_default();
+            let answered = of_generation.entry(node).or_default();
+            *answered = (*answered).max(durable_offset);
+        }
+    }
+
+    fn equals_leader(
+        &mut self,
+        node: usize,
+        key: LogKey,
+        (generation, upto): (u64, u64),
+        image: Option<&LogImage>,
+    ) {
+        let Some(leader) = self.replication.leaders.get(&(key, generation)) else {
+            return self.fail(
+                16,
+                format!("n{node} {key:?} answers {generation}, led by nobody"),
+            );
+        };
+        let verified = self.replication.verified.entry((node, key)).or_default();
+        if verified.0 != generation {
+            *verified = (generation, 0);
+        }
+        let base = image.map_or(0, |image| image.base).max(leader.base);
+        let differs = (base.max(verified.1)..upto).find(|offset| {
+            let held = image.and_then(|image| image.record(*offset));
+            held.is_none() || held != leader.get(*offset)
+        });
+        verified.1 = verified.1.max(upto);
+        if let Some(offset) = differs {
+            let tail = leader.tail();
+            let seen = format!(
+                "n{node} {key:?} answers {upto} at {generation} and differs from its leader (tail {tail}) at {offset}"
+            );
+            self.fail(16, seen);
+        }
+    }
+}
