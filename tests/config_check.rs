@@ -334,6 +334,11 @@ fn values_that_are_wrong_together() {
             "raise segment-bytes to 33554432",
         ),
         (
+            &[("segment-bytes", "8388608")],
+            "segment-bytes",
+            "raise it to 11546624",
+        ),
+        (
             &[("commit-max-bytes", "32505856")],
             "max-queued-bytes",
             "97517568",

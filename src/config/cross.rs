@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::limits::MAX_INTERNAL_BODY_BYTES;
+use storage_uring::format::segment::smallest_segment_for;
+
+use crate::limits::{MAX_INTERNAL_BODY_BYTES, MAX_RECORD_BYTES};
 
 use super::error::{shown, ConfigError};
 use super::gather::Values;
@@ -88,6 +90,15 @@ fn check_storage(config: &Config, rules: &mut Rules) {
         let remedy = format!("use {}", bytes.next_multiple_of(BLOCK_BYTES));
         rules.require(bytes % BLOCK_BYTES == 0, key, rule, remedy);
     }
+    let least = smallest_segment_for(u64::from(MAX_RECORD_BYTES));
+    rules.require(
+        storage.segment_bytes >= least,
+        "segment-bytes",
+        format!(
+            "must hold the largest record a broker takes, {MAX_RECORD_BYTES} bytes, in one piece"
+        ),
+        format!("raise it to {least} or more"),
+    );
     rules.require(
         commit <= storage.segment_bytes / 2,
         "commit-max-bytes",

@@ -49,6 +49,14 @@ pub(super) type Values = BTreeMap<&'static str, Found>;
 /// Variables that belong to the program as a whole and are read elsewhere.
 const OTHER_VARIABLES: [&str; 3] = ["FELIX_CONFIG", "FELIX_LOG", "FELIX_LOG_FORMAT"];
 
+/// Variable with faults of the disk, for tests of whole brokers. A release build does not know it and
+/// refuses to start with it, as with every other unknown one.
+pub const FAULTS_VARIABLE: Option<&str> = if cfg!(debug_assertions) {
+    Some("FELIX_STORAGE_FAULTS")
+} else {
+    None
+};
+
 /// Collects all values, and a mistake for everything unknown.
 pub(super) fn gather(
     args: &ServeArgs,
@@ -85,7 +93,8 @@ fn read_environment(
         .map(|setting| (setting.variable(), setting))
         .collect();
     for (key, value) in environment {
-        if !key.starts_with("FELIX_") || OTHER_VARIABLES.contains(&key.as_str()) {
+        let is_other = OTHER_VARIABLES.contains(&key.as_str()) || FAULTS_VARIABLE == Some(key);
+        if !key.starts_with("FELIX_") || is_other {
             continue;
         }
         if let Some((_, setting)) = variables.iter().find(|(name, _)| name == key) {

@@ -26,7 +26,7 @@ mod settings;
 pub use args::ServeArgs;
 pub use cores::{CoreSelection, CoreSelectionError};
 pub use error::{ConfigError, ConfigErrors};
-pub use gather::Origin;
+pub use gather::{Origin, FAULTS_VARIABLE};
 pub use model::{
     ClientSettings, Config, ExecutorSettings, ForwardSettings, PeerSettings, StorageSettings,
     SyncMethod,

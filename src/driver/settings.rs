@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use storage_uring::{StorageConfig, SyncMethod};
+use storage_uring::{FaultPlan, StorageConfig, SyncMethod};
 
 use super::core::{RebuildBudget, Settings};
 use super::quic::TransportSettings;
-use crate::config::{self, Config};
+use crate::config::{self, Config, FAULTS_VARIABLE};
 use crate::proto::backoff::BackoffLimits;
 use crate::proto::client_session::StreamLimits;
 use crate::proto::forward::ForwardLimits;
@@ -95,7 +95,19 @@ pub(super) fn storage_config(config: &Config, core_index: u16) -> StorageConfig 
         prewritten_segments: storage.prewritten_segments,
         recent_bytes: storage.recent_bytes,
         reserve_bytes: storage.reserve_bytes,
+        faults: injected_faults(),
         ..StorageConfig::new(&config.data_dir, core_index, core_count)
+    }
+}
+
+/// Faults of the disk that a test asks a broker of a debug build for, as a TOML document.
+fn injected_faults() -> Option<FaultPlan> {
+    let variable = FAULTS_VARIABLE?;
+    let text = std::env::var(variable).ok()?;
+    match toml::from_str(&text) {
+        Ok(plan) => Some(plan),
+        // Only a test can get here, and one whose faults are not injected proves nothing.
+        Err(error) => panic!("{variable}: {error}"),
     }
 }
 

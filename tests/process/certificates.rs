@@ -230,7 +230,7 @@ impl StandIn {
                 brokers.file(index, "peer-key.pem").display()
             ),
             format!("--internal-tls-ca={}", ca.display()),
-            "--segment-bytes=4194304".into(),
+            "--segment-bytes=12582912".into(),
         ]);
         let child = felix(&args)
             .stdout(out.try_clone().expect("a log"))

@@ -23,7 +23,7 @@ fn serve_args(brokers: &Brokers) -> Vec<String> {
         format!("--client-listen={}", node.client_addr()),
         format!("--internal-listen={}", node.internal_addr()),
         format!("--admin-listen={}", node.admin_addr()),
-        "--segment-bytes=4194304".into(),
+        "--segment-bytes=12582912".into(),
         "--reserve-bytes=0".into(),
     ]
 }

@@ -16,6 +16,7 @@ mod host;
 mod kill;
 mod leader_site;
 mod network;
+mod no_space;
 mod outcomes;
 mod ownership;
 mod peer_input;

@@ -43,7 +43,7 @@ impl Brokers {
     pub fn spec(dir: &TempDir, nodes: usize) -> ClusterSpec {
         let mut spec = ClusterSpec::new(dir.path(), nodes, BrokerProgram::serve_of(BROKER));
         spec.extra_args = small();
-        spec.env = vec![("FELIX_SEGMENT_BYTES".into(), "4194304".into())];
+        spec.env = vec![("FELIX_SEGMENT_BYTES".into(), "12582912".into())];
         spec.streams = vec![
             ShardedSpec::new(FIRST, 1).led_by(&[0]),
             ShardedSpec::new(SECOND, 1).led_by(&[nodes.min(2) - 1]),

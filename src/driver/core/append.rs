@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use storage_uring::{AppendError, Completion, LogKind, LogName, LogRef};
+use storage_uring::{AppendError, CommitError, Completion, LogKind, LogName, LogRef};
 
 use crate::ids::{CorrelationId, Generation, Offset, ShardId, ShardKind};
 use crate::proto::outcome::Appended;
@@ -209,10 +209,9 @@ impl Core {
     }
 
     /// Takes the storage's completions of this turn and answers their waiters.
-    pub(super) fn take_completions(&mut self) -> bool {
+    pub(super) fn take_completions(&mut self) {
         let mut completions = std::mem::take(&mut self.completions);
         self.storage.poll_completions(&mut completions);
-        let any = !completions.is_empty();
         for Completion {
             token,
             log,
@@ -238,12 +237,18 @@ impl Core {
                     self.finish_append(waiter, unknown);
                 }
                 Ok(()) => self.acknowledge(log, waiter, appended),
-                Err(_) => self.finish_append(waiter, AppendResult::StorageFailed),
+                // Undone by the storage: the next start finds the log without these records.
+                Err(CommitError::DiskFull) => {
+                    let refused = AppendResult::Refused(AppendRefusal::DiskFull);
+                    self.finish_append(waiter, refused);
+                }
+                Err(CommitError::StorageFailed) => {
+                    self.finish_append(waiter, AppendResult::StorageFailed);
+                }
             }
         }
         self.completions = completions;
         self.wake_touched_readers();
-        any
     }
 
     pub(super) fn finish_append(&mut self, waiter: AppendWaiter, result: AppendResult) {

@@ -9,14 +9,12 @@
 mod core;
 mod read;
 mod ring;
-mod wake_guard;
 
 use std::cell::RefCell;
 use std::ops::Range;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::time::Duration;
 
 use glommio::io::BufferedFile;
 use shard_executor::rt::{spawn_local, Task};
@@ -30,9 +28,6 @@ use crate::recovery::{RecoveredSet, RecoveryReport};
 use crate::stats::StorageStats;
 use core::Core;
 
-/// Long enough for every task that is ready to run once.
-const BEFORE_OPENING: Duration = Duration::from_millis(1);
-
 struct Shared {
     core: RefCell<Core>,
     /// Set when outcomes are waiting.
@@ -40,7 +35,6 @@ struct Shared {
     /// Set when the bell or a timer turned the storage; for its own waiting.
     progress: Signal,
     watcher: RefCell<Option<Task<()>>>,
-    _guard: Task<()>,
 }
 
 /// One core's storage. Clones are the same storage; stays on its core.
@@ -57,9 +51,6 @@ impl Storage {
         recovered: Arc<RecoveredSet>,
     ) -> Result<Self, StorageError> {
         config.check()?;
-        let guard = spawn_local(wake_guard::guard());
-        // Opening takes longer than a task may run here: let the guard set its timers first.
-        shard_executor::rt::sleep(BEFORE_OPENING).await;
         let core = Core::open(config, recovered)?;
         let eventfd = core.clone_eventfd().map_err(StorageError::Ring)?;
         let shared = Rc::new(Shared {
@@ -67,7 +58,6 @@ impl Storage {
             completions: Signal::new(),
             progress: Signal::new(),
             watcher: RefCell::new(None),
-            _guard: guard,
         });
         let watcher = spawn_local(watch(eventfd, Rc::downgrade(&shared)));
         *shared.watcher.borrow_mut() = Some(watcher);

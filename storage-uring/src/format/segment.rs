@@ -1,9 +1,13 @@
 //! The 4096-byte header at the start of every segment file.
 
+use super::extent::EXTENT_HEADER_BYTES;
+use super::group::GROUP_HEADER_BYTES;
+use super::record::RECORD_HEADER_BYTES;
 use super::{
-    get_u16, get_u32, get_u64, is_known_version, put_u16, put_u32, put_u64, DataUuid, HeaderFault,
-    ALIGN, FORMAT_VERSION,
+    align_up, get_u16, get_u32, get_u64, is_known_version, put_u16, put_u32, put_u64, DataUuid,
+    HeaderFault, ALIGN, FORMAT_VERSION,
 };
+use crate::name::MAX_NAME_BYTES;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FXLSEG01");
 const CRC_AT: usize = ALIGN - 4;
@@ -14,6 +18,13 @@ pub const SEGMENT_HEADER_BYTES: u64 = ALIGN as u64;
 pub const MIN_SEGMENT_BYTES: u64 = 256 * 1024;
 /// Largest segment; positions in it fit 32 bits with room to spare.
 pub const MAX_SEGMENT_BYTES: u64 = 2 << 30;
+
+/// Bytes of the smallest segment that takes a record of `record_bytes`, whatever its log's name.
+pub const fn smallest_segment_for(record_bytes: u64) -> u64 {
+    let headers = GROUP_HEADER_BYTES + EXTENT_HEADER_BYTES + MAX_NAME_BYTES + RECORD_HEADER_BYTES;
+    // The group is padded to whole blocks behind the segment's own header.
+    SEGMENT_HEADER_BYTES + align_up(record_bytes + headers as u64 + ALIGN as u64)
+}
 
 /// Decoded segment header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
