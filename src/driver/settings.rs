@@ -93,6 +93,7 @@ pub(super) fn storage_config(config: &Config, core_index: u16) -> StorageConfig 
         },
         max_queued_bytes: storage.max_queued_bytes,
         prewritten_segments: storage.prewritten_segments,
+        refill_below_segments: storage.prewritten_segments.div_ceil(2),
         recent_bytes: storage.recent_bytes,
         reserve_bytes: storage.reserve_bytes,
         faults: injected_faults(),

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use storage_uring::bench::{bench_append, per_shard_probe, raw_append_probe, AppendBench};
+use storage_uring::bench::{bench_append, per_shard_probe, AppendBench, RawFiles};
 use storage_uring::{StorageError, SyncMethod};
 
 fn main() -> Result<(), StorageError> {
@@ -36,16 +36,16 @@ fn main() -> Result<(), StorageError> {
                 ("core log, fdatasync x2", SyncMethod::Fdatasync, 2),
             ] {
                 let bench = AppendBench {
-                    shards,
-                    payload_bytes,
-                    producers,
+                    outstanding: producers,
                     duration,
                     sync,
                     commits_in_flight: in_flight,
                     cpu: Some(1),
+                    ..AppendBench::new(shards, payload_bytes)
                 };
                 let found = bench_append(&dir, &bench)?;
-                println!("{what:<26} {shards:>6} {payload_bytes:>7} {producers:>9} {:>11.0} {:>9.1} {:>8} {:>8} {:>6.2}  ({:.1} records, {:.0} bytes a commit, {:.0} commits/s, {} waits)", found.records_per_s, found.payload_mb_per_s, found.latency_us.p50, found.latency_us.p99, found.cpu_share, found.records_per_commit, found.bytes_per_commit, found.commits_per_s, found.segment_waits);
+                let mb = found.records_per_s() * payload_bytes as f64 / 1e6;
+                println!("{what:<26} {shards:>6} {payload_bytes:>7} {producers:>9} {:>11.0} {mb:>9.1} {:>8} {:>8} {:>6.2}  ({:.1} records, {:.0} bytes a commit, {:.0} commits/s, {} waits)", found.records_per_s(), found.latency_us.p50, found.latency_us.p99, found.cpu_s / found.seconds, found.records_per_commit(), found.bytes_per_commit(), found.commits as f64 / found.seconds, found.segment_waits);
             }
             let found = per_shard_probe(
                 &dir,
@@ -58,9 +58,10 @@ fn main() -> Result<(), StorageError> {
             println!("{:<26} {shards:>6} {payload_bytes:>7} {producers:>9} {:>11.0} {mb:>9.1} {:>8} {:>8} {:>6.2}", "one file a shard, O_DSYNC", found.records_per_s, found.latency_us.p50, found.latency_us.p99, found.cpu_share);
         }
     }
+    let mut files = RawFiles::prepare(&dir, 1, 64 << 20, Some(1))?;
     for group_bytes in [4096, 65_536, 262_144, 1 << 20] {
         for depth in [1, 2] {
-            let found = raw_append_probe(&dir, group_bytes, depth, duration)?;
+            let found = files.write(&[group_bytes], depth, duration)?;
             println!("raw probe {group_bytes:>8} B x{depth}: {:>7.0} writes/s {:>8.1} MB/s, p50 {} us, p99 {} us, cpu {:.2}", found.writes_per_s, found.mb_per_s, found.latency_us.p50, found.latency_us.p99, found.cpu_share);
         }
     }

@@ -33,6 +33,9 @@ pub struct StorageConfig {
     pub segment_bytes: u64,
     /// Bytes after which a commit group takes no further record.
     pub commit_max_bytes: usize,
+    /// Bytes gathered that are worth a commit of their own while the caller is still appending: large enough
+    /// that the device's cost of a write does not show, small enough that the device need not stand idle.
+    pub early_commit_bytes: usize,
     /// How long a group may wait for company; 0 commits whenever a slot is free.
     pub commit_max_delay_us: u32,
     /// Groups on their way to the device, 1 to 4.
@@ -47,6 +50,8 @@ pub struct StorageConfig {
     pub max_queued_bytes: usize,
     /// Zeroed files kept ready to become segments.
     pub prewritten_segments: usize,
+    /// Fewer ready files than this start the making of new ones, until all are ready again.
+    pub refill_below_segments: usize,
     /// Bytes of durable groups kept in memory for readers.
     pub recent_bytes: usize,
     /// Reads of older data under way at once.
@@ -68,6 +73,7 @@ impl StorageConfig {
             core_count,
             segment_bytes: 64 << 20,
             commit_max_bytes: 1 << 20,
+            early_commit_bytes: 256 << 10,
             commit_max_delay_us: 0,
             commits_in_flight: 2,
             sync: SyncMethod::ODsync,
@@ -75,6 +81,7 @@ impl StorageConfig {
             max_transfer_bytes: 1 << 20,
             max_queued_bytes: 64 << 20,
             prewritten_segments: 2,
+            refill_below_segments: 2,
             recent_bytes: 16 << 20,
             max_reads: 256,
             reserve_bytes: 64 << 20,
@@ -94,9 +101,9 @@ impl StorageConfig {
                 self.segment_bytes
             ));
         }
-        if !(16 * 1024..=64 << 20).contains(&self.commit_max_bytes) {
+        if !(ALIGN..=64 << 20).contains(&self.commit_max_bytes) {
             return refuse(format!(
-                "commit bytes must be 16 KiB to 64 MiB, not {}",
+                "commit bytes must be 4 KiB to 64 MiB, not {}",
                 self.commit_max_bytes
             ));
         }

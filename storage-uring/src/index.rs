@@ -21,6 +21,17 @@ pub struct IndexEntry {
     pub prev: Place,
 }
 
+/// Intervals that lie close together in one segment, for a reader that wants many records at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stretch {
+    /// The intervals as one.
+    pub interval: Interval,
+    /// Its oldest extent.
+    pub first: Place,
+    /// Where a later extent of the log begins, if it is in the same segment and not far.
+    pub next: Option<Place>,
+}
+
 /// What a log knows about where its records are.
 #[derive(Debug, Clone, Default)]
 pub struct LogIndex {
@@ -105,6 +116,41 @@ impl LogIndex {
         }
     }
 
+    /// The interval that holds `offset` and those behind it that start within `reach` bytes of its first
+    /// extent; none when its extents are spread further than that.
+    pub fn stretch(&self, offset: u64, tail: u64, reach: u64) -> Option<Stretch> {
+        let after = self.entries.partition_point(|entry| entry.offset <= offset);
+        let first = self.entries.get(after.checked_sub(1)?)?.place;
+        let is_near = |place: Place| {
+            (place.core, place.segment) == (first.core, first.segment)
+                && place.position >= first.position
+                && u64::from(place.position - first.position) <= reach
+        };
+        let later = &self.entries[after..];
+        let near = later.partition_point(|entry| is_near(entry.place));
+        // The entry up to which is read: the last near one, or, when all are near, the end of the log.
+        let (interval, next) = match later.get(near) {
+            None => {
+                let newest = self.last?;
+                (Interval { newest, end: tail }, None)
+            }
+            Some(beyond) if is_near(beyond.prev) => {
+                let (newest, end) = (beyond.prev, beyond.offset.min(tail));
+                (Interval { newest, end }, None)
+            }
+            Some(_) => {
+                let last = later.get(near.checked_sub(1)?)?;
+                let (newest, end) = (last.prev, last.offset.min(tail));
+                (Interval { newest, end }, Some(last.place))
+            }
+        };
+        is_near(interval.newest).then_some(Stretch {
+            interval,
+            first,
+            next,
+        })
+    }
+
     /// Entries held.
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -126,6 +172,47 @@ mod tests {
             position,
             core: 0,
         }
+    }
+
+    #[test]
+    fn a_stretch_takes_what_is_near_and_nothing_else() {
+        let mut index = LogIndex::default();
+        let mut prev = Place::NONE;
+        for i in 0..8u64 {
+            // Two hundred bytes apart, the last three far behind the others.
+            let far = if i < 5 { 0 } else { 100_000 };
+            let here = place(4096 + i as u32 * 200 + far);
+            index.on_extent(i * 10, here, prev, INDEX_EVERY_BYTES);
+            prev = here;
+        }
+        let stretch = |offset, reach| index.stretch(offset, 80, reach);
+        let of = |newest: u32, end, first: u32, next: Option<u32>| {
+            Some(Stretch {
+                interval: Interval {
+                    newest: place(newest),
+                    end,
+                },
+                first: place(first),
+                next: next.map(place),
+            })
+        };
+        assert_eq!(stretch(0, 0), of(4096, 10, 4096, None));
+        assert_eq!(stretch(5, 399), of(4296, 20, 4096, None));
+        assert_eq!(stretch(15, 450), of(4696, 40, 4296, None));
+        assert_eq!(stretch(0, 10_000), of(4896, 50, 4096, None));
+        assert_eq!(stretch(55, 10_000), of(105_496, 80, 105_096, None));
+        assert_eq!(stretch(0, 200_000), of(105_496, 80, 4096, None));
+        assert_eq!(LogIndex::default().stretch(0, 0, 100), None);
+
+        // The second interval leads far away behind its first extent: the stretch ends before it.
+        let mut index = LogIndex::default();
+        index.on_extent(0, place(4096), Place::NONE, INDEX_EVERY_BYTES);
+        index.on_extent(10, place(5000), place(4096), INDEX_EVERY_BYTES / 2);
+        index.on_extent(20, place(90_000), place(5000), INDEX_EVERY_BYTES / 2);
+        index.on_extent(30, place(91_000), place(90_000), INDEX_EVERY_BYTES);
+        let ends_before = index.stretch(0, 40, 2000);
+        assert_eq!(ends_before, of(4096, 10, 4096, Some(5000)));
+        assert_eq!(index.stretch(10, 40, 2000), None);
     }
 
     #[test]

@@ -42,6 +42,8 @@ pub struct SegmentPoolConfig {
     pub segment_bytes: u64,
     /// Zeroed files kept ready.
     pub spares: usize,
+    /// New ones are made once fewer than this are left; at least 1.
+    pub refill_below: usize,
     /// Free space that is never used.
     pub reserve_bytes: u64,
     /// Free space below which a warning is given.
@@ -119,6 +121,7 @@ impl SegmentPool {
             next_spare: 0,
             spares: Vec::new(),
             pending: 0,
+            refill: Refill::new(config.refill_below, config.spares),
             gauges: Arc::clone(&gauges),
             config,
             inbox,
@@ -169,6 +172,7 @@ struct Worker {
     next_spare: u64,
     spares: Vec<PathBuf>,
     pending: usize,
+    refill: Refill,
     inbox: Receiver<Request>,
     outbox: Sender<PoolEvent>,
     wake: Box<dyn Fn() + Send>,
@@ -181,8 +185,7 @@ impl Worker {
     fn run(mut self) {
         self.look_at_space();
         while !self.stopped {
-            let idle = self.pending == 0 && self.spares.len() >= self.config.spares;
-            if idle || self.gauges.no_space.load(Ordering::Relaxed) {
+            if !self.has_to_make_spares() || self.gauges.no_space.load(Ordering::Relaxed) {
                 match self.inbox.recv_timeout(TICK) {
                     Ok(request) => self.take(&request),
                     Err(RecvTimeoutError::Timeout) => self.look_at_space(),
@@ -190,7 +193,7 @@ impl Worker {
                 }
             }
             self.serve();
-            if !self.stopped && (self.pending > 0 || self.spares.len() < self.config.spares) {
+            if !self.stopped && self.has_to_make_spares() {
                 self.add_spare();
             }
         }
@@ -198,6 +201,10 @@ impl Worker {
             // Recovery removes spares, too; this only saves the space earlier.
             drop(std::fs::remove_file(spare));
         }
+    }
+
+    fn has_to_make_spares(&mut self) -> bool {
+        self.refill.wants(self.spares.len()) || self.pending > 0
     }
 
     fn take(&mut self, request: &Request) {
@@ -236,6 +243,10 @@ impl Worker {
                 }
             }
         }
+        self.show_spares();
+    }
+
+    fn show_spares(&self) {
         self.gauges
             .spares
             .store(self.spares.len() as u64, Ordering::Relaxed);
@@ -245,6 +256,7 @@ impl Worker {
         let Some(spare) = self.spares.pop() else {
             return;
         };
+        self.show_spares();
         let seq = self.next_seq;
         match self.name_segment(&spare, seq) {
             Ok(file) => {
@@ -386,6 +398,33 @@ impl Worker {
     }
 }
 
+/// When spares are made: from when too few are left until all are there. Zeroing takes the device from the
+/// commits, and a burst that the spares at hand cover is not disturbed by it.
+struct Refill {
+    below: usize,
+    full: usize,
+    is_on: bool,
+}
+
+impl Refill {
+    fn new(below: usize, full: usize) -> Self {
+        Self {
+            below: below.max(1),
+            full,
+            is_on: true,
+        }
+    }
+
+    fn wants(&mut self, have: usize) -> bool {
+        if have >= self.full {
+            self.is_on = false;
+        } else if have < self.below {
+            self.is_on = true;
+        }
+        self.is_on
+    }
+}
+
 enum NameFault {
     /// The file is of no use.
     File(io::Error),
@@ -404,4 +443,24 @@ pub fn free_bytes(dir: &Path) -> io::Result<u64> {
         return Err(io::Error::last_os_error());
     }
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spares_are_made_from_few_left_until_all_are_there() {
+        let mut refill = Refill::new(2, 4);
+        let seen: Vec<bool> = [0, 3, 4, 3, 2, 1, 2, 3, 4, 3]
+            .into_iter()
+            .map(|have| refill.wants(have))
+            .collect();
+        assert_eq!(
+            seen,
+            [true, true, false, false, false, true, true, true, false, false]
+        );
+        let mut one = Refill::new(0, 1);
+        assert!(one.wants(0) && !one.wants(1) && one.wants(0));
+    }
 }

@@ -11,9 +11,22 @@
 use std::alloc::{alloc_zeroed, dealloc, handle_alloc_error, Layout};
 use std::collections::VecDeque;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use crate::format::ALIGN;
+
+/// Slabs of whole huge pages lie on huge pages where the system gives them: handing a group of 1 MiB to the
+/// kernel then pins one page instead of 256.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Slabs made by this process so far.
+static MADE: AtomicU64 = AtomicU64::new(0);
+
+/// How many slabs this process has made. A storage at work uses the ones it has again.
+pub fn slabs_made() -> u64 {
+    MADE.load(Ordering::Relaxed)
+}
 
 struct Slab {
     start: NonNull<u8>,
@@ -26,6 +39,10 @@ unsafe impl Send for Slab {}
 unsafe impl Sync for Slab {}
 
 impl Slab {
+    fn is_huge(len: usize) -> bool {
+        len % HUGE_PAGE == 0
+    }
+
     fn layout(len: usize) -> Layout {
         match Layout::from_size_align(len, ALIGN) {
             Ok(layout) => layout,
@@ -36,17 +53,57 @@ impl Slab {
     fn new(len: usize) -> Self {
         let len = len.max(ALIGN).next_multiple_of(ALIGN);
         let layout = Self::layout(len);
-        // SAFETY: the layout has a non-zero size.
-        let raw = unsafe { alloc_zeroed(layout) };
+        MADE.fetch_add(1, Ordering::Relaxed);
+        let raw = if Self::is_huge(len) {
+            Self::on_huge_pages(len)
+        } else {
+            // SAFETY: the layout has a non-zero size.
+            unsafe { alloc_zeroed(layout) }
+        };
         let Some(start) = NonNull::new(raw) else {
             handle_alloc_error(layout)
         };
         Self { start, len }
     }
+
+    /// Zeroed memory that lies on huge pages where the system has some. Null when there is no memory.
+    fn on_huge_pages(len: usize) -> *mut u8 {
+        let (access, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        );
+        let mapped = len + HUGE_PAGE;
+        // SAFETY: a new anonymous mapping touches nothing that exists.
+        let raw = unsafe { libc::mmap(std::ptr::null_mut(), mapped, access, flags, -1, 0) };
+        if raw == libc::MAP_FAILED {
+            return std::ptr::null_mut();
+        }
+        let raw = raw.cast::<u8>();
+        let before = raw.align_offset(HUGE_PAGE);
+        // SAFETY: the offset is below HUGE_PAGE and the mapping is longer by that than what is kept.
+        let start = unsafe { raw.add(before) };
+        // SAFETY: the ends given back are whole pages of the mapping that nobody has a pointer into; the
+        // advice changes no contents, and a system without huge pages gives small ones, which work as well.
+        unsafe {
+            if before > 0 {
+                libc::munmap(raw.cast(), before);
+            }
+            if before < HUGE_PAGE {
+                libc::munmap(start.add(len).cast(), HUGE_PAGE - before);
+            }
+            libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE);
+        }
+        start
+    }
 }
 
 impl Drop for Slab {
     fn drop(&mut self) {
+        if Self::is_huge(self.len) {
+            // SAFETY: mapped in `new` with this length, and the last one who could use it is gone.
+            unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+            return;
+        }
         // SAFETY: allocated in `new` with the same layout.
         unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) }
     }
@@ -240,6 +297,23 @@ impl SlabPool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slabs_of_huge_pages_are_zeroed_aligned_and_writable_to_their_end() {
+        for pages in [1, 3] {
+            let len = pages * HUGE_PAGE;
+            let mut writers: Vec<SlabWriter> = (0..3).map(|_| SlabWriter::new(len)).collect();
+            for writer in &mut writers {
+                let bytes = writer.tail();
+                assert_eq!(bytes.as_ptr() as usize % HUGE_PAGE, 0);
+                assert!(bytes.len() == len && bytes.iter().all(|byte| *byte == 0));
+                bytes.fill(1);
+            }
+            let regions: Vec<Region> = writers.iter_mut().map(|w| w.split(len).freeze()).collect();
+            drop(writers);
+            assert!(regions.iter().all(|r| r.as_ref().iter().all(|b| *b == 1)));
+        }
+    }
 
     #[test]
     fn slabs_come_back_only_when_their_regions_are_gone() {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use crate::error::ReadError;
 use crate::format::extent::{ExtentHeader, ExtentKind};
 use crate::format::{align_up, record, HeaderFault, Place, ALIGN};
-use crate::index::Interval;
+use crate::index::{Interval, Stretch};
 use crate::machine::ReadBatch;
 use crate::name::LogId;
 
@@ -20,6 +20,10 @@ const BEHIND: u64 = 2 * ALIGN as u64;
 const WINDOW: u64 = 4 * ALIGN as u64;
 /// Extents one walk may pass; a longer chain means the index and the log contradict each other.
 const HOPS_MAX: u32 = 1 << 20;
+
+/// Bytes read behind the header of an extent whose length is not known yet, at most: as long as extents
+/// are that hold more than one record.
+const EXTENT_BYTES: u64 = 72 * 1024;
 
 /// A read the walk needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +65,8 @@ pub struct ReadWalk {
     hops: u32,
     found: Vec<Found>,
     window: Option<(WantedRead, Bytes)>,
+    /// A read that probably has everything; the walk fetches what it lacks.
+    at_once: Option<WantedRead>,
     forward: bool,
     batch: ReadBatch,
     payload_bytes: usize,
@@ -78,6 +84,7 @@ impl ReadWalk {
             hops: 0,
             found: Vec::new(),
             window: None,
+            at_once: None,
             forward: false,
             batch: ReadBatch {
                 first_offset: from,
@@ -88,8 +95,33 @@ impl ReadWalk {
         }
     }
 
+    /// A read of extents that lie close together, in one read of the device.
+    pub fn of_stretch(log: LogId, from: u64, max_bytes: usize, stretch: &Stretch) -> Self {
+        let first = u64::from(stretch.first.position);
+        let position = first / ALIGN as u64 * ALIGN as u64;
+        let end = match stretch.next {
+            Some(next) => u64::from(next.position),
+            None => {
+                let longest = EXTENT_BYTES.min(max_bytes as u64 + ALIGN as u64);
+                u64::from(stretch.interval.newest.position) + longest
+            }
+        };
+        Self {
+            at_once: Some(WantedRead {
+                core: stretch.first.core,
+                segment: stretch.first.segment,
+                position,
+                len: align_up(end) - position,
+            }),
+            ..Self::new(log, from, max_bytes, stretch.interval)
+        }
+    }
+
     /// Goes on with the bytes of the read asked for last (none the first time).
     pub fn step(&mut self, input: Option<(WantedRead, Bytes)>) -> Result<WalkStep, ReadError> {
+        if let Some(read) = self.at_once.take() {
+            return Ok(WalkStep::Read(read));
+        }
         if input.is_some() {
             self.window = input;
         }

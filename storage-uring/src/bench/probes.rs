@@ -1,13 +1,15 @@
 //! Raw probes over the same private ring: no machine, no executor, one thread that waits in the kernel.
 
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use io_uring::{opcode, types, IoUring};
+use io_uring::{opcode, squeue, types, IoUring};
 use serde::Serialize;
+use shard_executor::topology::pin_current_thread;
 use std::os::fd::AsRawFd;
 
 use super::{thread_cpu, Percentiles};
@@ -19,7 +21,7 @@ use crate::format::{align_up, ALIGN};
 use crate::slab::SlabWriter;
 
 /// What a probe measured.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct RawReport {
     /// Synced writes.
     pub writes: u64,
@@ -46,9 +48,9 @@ impl ProbeDir {
     }
 
     /// A fully written file, open with O_DIRECT and O_DSYNC.
-    fn written_file(&self, index: usize, bytes: u64) -> Result<Rc<File>, StorageError> {
+    fn written_file(&self, index: usize, bytes: u64) -> Result<Arc<File>, StorageError> {
         let path = self.0.join(format!("file-{index}"));
-        let write = || -> std::io::Result<Rc<File>> {
+        let write = || -> std::io::Result<Arc<File>> {
             let file = OpenOptions::new()
                 .write(true)
                 .create(true)
@@ -64,7 +66,7 @@ impl ProbeDir {
             }
             file.sync_all()?;
             let flags = libc::O_DIRECT | libc::O_DSYNC;
-            Ok(Rc::new(
+            Ok(Arc::new(
                 OpenOptions::new()
                     .read(true)
                     .write(true)
@@ -95,7 +97,8 @@ impl Writer {
             .setup_clamp()
             .build(entries)
             .map_err(StorageError::Ring)?;
-        let mut buffer = SlabWriter::new(buffer_bytes);
+        // The memory groups are in: whole huge pages, where there are some.
+        let mut buffer = SlabWriter::new(buffer_bytes.next_multiple_of(2 << 20));
         buffer.tail().fill(0x5a);
         Ok(Self { ring, buffer })
     }
@@ -111,6 +114,26 @@ impl Writer {
         let entry = opcode::Write::new(types::Fd(file.as_raw_fd()), start, len as u32)
             .offset(position)
             .build();
+        self.queue(&entry, tag)
+    }
+
+    /// A read into the part of the buffer that belongs to `tag`.
+    fn pull(
+        &mut self,
+        file: &File,
+        position: u64,
+        len: usize,
+        tag: u64,
+    ) -> Result<(), StorageError> {
+        let at = tag as usize * len;
+        let start = self.buffer.tail()[at..at + len].as_mut_ptr();
+        let entry = opcode::Read::new(types::Fd(file.as_raw_fd()), start, len as u32)
+            .offset(position)
+            .build();
+        self.queue(&entry, tag)
+    }
+
+    fn queue(&mut self, entry: &squeue::Entry, tag: u64) -> Result<(), StorageError> {
         loop {
             // SAFETY: file and buffer outlive every completion: the probes wait for all before they end.
             let pushed = unsafe { self.ring.submission().push(&entry.clone().user_data(tag)) };
@@ -121,8 +144,9 @@ impl Writer {
         }
     }
 
-    /// Waits for at least one write and calls `on_done` with each tag.
-    fn wait(&mut self, len: usize, mut on_done: impl FnMut(u64)) -> Result<(), StorageError> {
+    /// Waits for at least one operation and calls `on_done` with each tag and the bytes done; it says
+    /// whether these are all.
+    fn wait(&mut self, mut on_done: impl FnMut(u64, usize) -> bool) -> Result<(), StorageError> {
         loop {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => break,
@@ -136,63 +160,219 @@ impl Writer {
             .map(|entry| (entry.user_data(), entry.result()))
             .collect();
         for (tag, result) in done {
-            if usize::try_from(result) != Ok(len) {
+            if !on_done(tag, usize::try_from(result).unwrap_or(0)) {
                 return Err(StorageError::Failed(format!(
-                    "a probe's write answered {result}"
+                    "a probe's operation answered {result}"
                 )));
             }
-            on_done(tag);
         }
         Ok(())
     }
 }
 
-/// Writes `group_bytes` at a time, `depth` in flight, over and over to one pre-written O_DSYNC file: the rate
-/// a core log of that commit size cannot exceed.
-pub fn raw_append_probe(
-    dir: &Path,
-    group_bytes: usize,
-    depth: usize,
-    duration: Duration,
-) -> Result<RawReport, StorageError> {
-    let len = align_up(group_bytes.max(1) as u64) as usize;
-    let place = ProbeDir::new(dir, "raw")?;
-    let file_bytes = (64u64 << 20).max(len as u64 * depth as u64 * 2) / len as u64 * len as u64;
-    let file = place.written_file(0, file_bytes)?;
-    let mut writer = Writer::new(256, len)?;
-    let mut position = 0;
-    let (started, cpu) = (Instant::now(), thread_cpu());
-    let mut sent = vec![started; depth];
-    let mut push = |writer: &mut Writer, tag: u64| {
-        let here = position;
-        position = if position + 2 * len as u64 > file_bytes {
-            0
-        } else {
-            position + len as u64
-        };
-        writer.push(&file, here, len, tag)
-    };
-    for tag in 0..depth as u64 {
-        push(&mut writer, tag)?;
+/// Files in the state in which segments are handed out: every block written with zeros and synced. What is
+/// written to them, with nothing around it, is the rate a core log of those commits cannot exceed.
+pub struct RawFiles {
+    files: Vec<Arc<File>>,
+    /// CPU the writing thread is bound to.
+    cpu: Option<usize>,
+    file_bytes: u64,
+    /// File and position of the next write.
+    next: (usize, u64),
+    // Dropped last: removes the files.
+    _place: ProbeDir,
+}
+
+impl RawFiles {
+    /// Prepares `count` files of `file_bytes` below `dir`, to be written from `cpu`.
+    pub fn prepare(
+        dir: &Path,
+        count: usize,
+        file_bytes: u64,
+        cpu: Option<usize>,
+    ) -> Result<Self, StorageError> {
+        let place = ProbeDir::new(dir, "raw")?;
+        let files = (0..count.max(1))
+            .map(|index| place.written_file(index, file_bytes))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
+            files,
+            cpu,
+            file_bytes,
+            next: (0, 0),
+            _place: place,
+        })
     }
-    let mut samples = Vec::new();
-    let (mut outstanding, mut writes) = (depth, 0u64);
-    while outstanding > 0 {
-        let mut free = Vec::with_capacity(depth);
-        writer.wait(len, |tag| free.push(tag))?;
-        let now = Instant::now();
-        for tag in free {
-            samples.push(u32::try_from((now - sent[tag as usize]).as_micros()).unwrap_or(u32::MAX));
-            writes += 1;
-            if now - started >= duration {
-                outstanding -= 1;
-            } else {
-                sent[tag as usize] = now;
-                push(&mut writer, tag)?;
+
+    /// Whether `bytes` can be written without coming to a block that was written before.
+    pub fn has_fresh(&self, bytes: u64) -> bool {
+        let (file, position) = self.next;
+        let left = (self.files.len() - file) as u64 * self.file_bytes;
+        left.saturating_sub(position) >= bytes
+    }
+
+    /// Writes front to back, file after file and then from the first one again, `depth` at once, in the
+    /// given sizes over and over, until `duration` is over.
+    pub fn write(
+        &mut self,
+        sizes: &[u32],
+        depth: usize,
+        duration: Duration,
+    ) -> Result<RawReport, StorageError> {
+        let cpu = self.cpu;
+        on_cpu(cpu, move || self.write_here(sizes, depth, duration))
+    }
+
+    fn write_here(
+        &mut self,
+        sizes: &[u32],
+        depth: usize,
+        duration: Duration,
+    ) -> Result<RawReport, StorageError> {
+        let sizes = Sizes::new(sizes)?;
+        if sizes.largest as u64 > self.file_bytes {
+            return Err(StorageError::Failed(
+                "a write larger than a file".to_owned(),
+            ));
+        }
+        let mut writer = Writer::new(256, sizes.largest)?;
+        run(&mut writer, depth, duration, |writer, nth, tag| {
+            let len = sizes.get(nth);
+            let (file, position) = self.place(len as u64);
+            writer.push(&self.files[file], position, len, tag)?;
+            Ok(len)
+        })
+    }
+
+    fn place(&mut self, len: u64) -> (usize, u64) {
+        let (mut file, mut position) = self.next;
+        if position + len > self.file_bytes {
+            file = (file + 1) % self.files.len();
+            position = 0;
+        }
+        self.next = (file, position + len);
+        (file, position)
+    }
+}
+
+/// Runs `work` on a thread bound to a CPU, as the core it is compared with is.
+fn on_cpu<T: Send>(
+    cpu: Option<usize>,
+    work: impl FnOnce() -> Result<T, StorageError> + Send,
+) -> Result<T, StorageError> {
+    let failed = |what: &dyn std::fmt::Display| StorageError::Failed(what.to_string());
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(move || {
+            if let Some(cpu) = cpu {
+                pin_current_thread(&[cpu]).map_err(|error| failed(&error))?;
             }
+            work()
+        });
+        let ended = thread.join();
+        ended.map_err(|_| failed(&"a probe's thread panicked"))?
+    })
+}
+
+/// Reads files front to back, `depth` reads of `len` bytes at once, until all are read.
+pub(super) fn raw_read(
+    files: &[Arc<File>],
+    len: usize,
+    depth: usize,
+    cpu: Option<usize>,
+) -> Result<RawReport, StorageError> {
+    on_cpu(cpu, move || raw_read_here(files, len, depth))
+}
+
+fn raw_read_here(files: &[Arc<File>], len: usize, depth: usize) -> Result<RawReport, StorageError> {
+    let len = align_up(len.max(1) as u64) as usize;
+    let mut places = VecDeque::new();
+    for file in files {
+        let size = file.metadata().map_err(StorageError::Ring)?.len();
+        places.extend((0..size / len as u64).map(|nth| (Arc::clone(file), nth * len as u64)));
+    }
+    let mut reader = Writer::new(256, len * depth)?;
+    run(&mut reader, depth, Duration::MAX, |reader, _, tag| {
+        let Some((file, position)) = places.pop_front() else {
+            return Ok(0);
+        };
+        reader.pull(&file, position, len, tag)?;
+        Ok(len)
+    })
+}
+
+/// Sizes of writes, repeated for ever.
+struct Sizes {
+    bytes: Vec<usize>,
+    largest: usize,
+}
+
+impl Sizes {
+    fn new(sizes: &[u32]) -> Result<Self, StorageError> {
+        let bytes: Vec<usize> = sizes
+            .iter()
+            .map(|size| align_up(u64::from(*size).max(1)) as usize)
+            .collect();
+        match bytes.iter().max() {
+            Some(largest) => Ok(Self {
+                largest: *largest,
+                bytes,
+            }),
+            None => Err(StorageError::Failed("no sizes to write".to_owned())),
         }
     }
-    Ok(report(started, cpu, writes, len, 0, &mut samples))
+
+    fn get(&self, nth: usize) -> usize {
+        self.bytes[nth % self.bytes.len()]
+    }
+}
+
+/// Keeps `depth` operations under way; `start` starts the nth one and says its length, 0 at the end.
+fn run(
+    ring: &mut Writer,
+    depth: usize,
+    duration: Duration,
+    mut start: impl FnMut(&mut Writer, usize, u64) -> Result<usize, StorageError>,
+) -> Result<RawReport, StorageError> {
+    let (started, cpu) = (Instant::now(), thread_cpu());
+    let mut under_way = vec![(started, 0usize); depth];
+    let mut samples = Vec::new();
+    let (mut outstanding, mut operations, mut bytes) = (0usize, 0u64, 0u64);
+    let mut nth = 0;
+    let mut free: Vec<u64> = (0..depth as u64).collect();
+    loop {
+        for tag in free.drain(..) {
+            if started.elapsed() >= duration {
+                continue;
+            }
+            let len = start(ring, nth, tag)?;
+            if len > 0 {
+                under_way[tag as usize] = (Instant::now(), len);
+                outstanding += 1;
+                nth += 1;
+            }
+        }
+        if outstanding == 0 {
+            break;
+        }
+        ring.wait(|tag, stored| {
+            let (since, len) = under_way[tag as usize];
+            samples.push(u32::try_from(since.elapsed().as_micros()).unwrap_or(u32::MAX));
+            free.push(tag);
+            operations += 1;
+            bytes += len as u64;
+            stored == len
+        })?;
+        outstanding -= free.len();
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(RawReport {
+        writes: operations,
+        writes_per_s: operations as f64 / seconds,
+        mb_per_s: bytes as f64 / seconds / 1e6,
+        records_per_s: 0.0,
+        latency_us: Percentiles::of(&samples),
+        cpu_share: (thread_cpu() - cpu).as_secs_f64() / seconds,
+    })
 }
 
 /// The layout not chosen: one pre-written O_DSYNC file a shard, and in every round one write for every
@@ -230,7 +410,10 @@ pub fn per_shard_probe(
         }
         let mut left = files.len();
         while left > 0 {
-            writer.wait(len, |_| left -= 1)?;
+            writer.wait(|_, stored| {
+                left -= 1;
+                stored == len
+            })?;
         }
         writes += files.len() as u64;
         position = if position + 2 * len as u64 > file_bytes {
@@ -246,7 +429,7 @@ pub fn per_shard_probe(
         writes,
         len,
         per_shard as u64,
-        &mut samples,
+        &samples,
     ))
 }
 
@@ -272,7 +455,7 @@ fn report(
     writes: u64,
     len: usize,
     records: u64,
-    samples: &mut [u32],
+    samples: &[u32],
 ) -> RawReport {
     let seconds = started.elapsed().as_secs_f64();
     RawReport {

@@ -16,12 +16,16 @@ use crate::machine::{Action, CommitMachine, LogRef, MachineConfig, ReadySegment}
 use crate::name::LogName;
 use crate::recovery::{open_for_reading, RecoveredSet};
 use crate::segment_pool::{PoolEvent, SegmentPool, SegmentPoolConfig};
+use crate::slab::{Draft, SlabPool, SlabWriter};
 use crate::stats::StorageStats;
 
 /// Segments asked for ahead of need.
 const SEGMENTS_AHEAD: usize = 2;
 /// How long appends may wait for a segment once there is no space (an answer within a second).
 const SPACE_WAIT_US: u64 = 400_000;
+/// Size of a pooled read buffer, the largest transfer; and how many idle ones are kept.
+const READ_BUFFER_BYTES: usize = 1 << 20;
+const READ_BUFFERS: usize = 4;
 /// Files kept open for reading.
 const READ_FILES: usize = 64;
 
@@ -35,6 +39,8 @@ pub(super) struct Core {
     /// Segments that may still be written to.
     files: HashMap<u64, Rc<File>>,
     read_files: VecDeque<((u16, u64), Rc<File>)>,
+    /// Buffers of larger reads, used again once nobody holds a record of them.
+    read_buffers: SlabPool,
     requested: usize,
     heard_of_segments: bool,
     done: Vec<Done>,
@@ -62,6 +68,7 @@ impl Core {
                 core_count: config.core_count,
                 segment_bytes: config.segment_bytes,
                 spares: config.prewritten_segments,
+                refill_below: config.refill_below_segments,
                 reserve_bytes: config.reserve_bytes,
                 low_space_bytes: config.low_space_bytes,
                 direct_io: config.direct_io,
@@ -76,6 +83,7 @@ impl Core {
             boot_epoch: recovered.data_dir.meta.boot_epoch,
             segment_bytes: config.segment_bytes,
             commit_max_bytes: config.commit_max_bytes,
+            early_commit_bytes: config.early_commit_bytes,
             commit_max_delay_us: config.commit_max_delay_us,
             commits_in_flight: config.commits_in_flight,
             max_transfer_bytes: config.max_transfer_bytes,
@@ -93,6 +101,7 @@ impl Core {
             faults: config.faults.clone().map(FaultState::new),
             files: HashMap::new(),
             read_files: VecDeque::new(),
+            read_buffers: SlabPool::new(READ_BUFFER_BYTES, READ_BUFFERS),
             requested: 0,
             heard_of_segments: false,
             done: Vec::new(),
@@ -118,6 +127,21 @@ impl Core {
 
     pub fn has_heard_of_segments(&self) -> bool {
         self.heard_of_segments
+    }
+
+    /// The clock as far as an append needs it: only a commit delay asks when a group was opened.
+    pub fn append_time_us(&self) -> u64 {
+        if self.config.commit_max_delay_us == 0 {
+            return 0;
+        }
+        self.now_us()
+    }
+
+    /// Whether a commit should start before the caller is done appending: the device has nothing to do, or
+    /// soon will not have, and there is enough to be worth a write.
+    pub fn has_early_commit(&mut self) -> bool {
+        self.machine.has_early_commit()
+            && (self.machine.has_free_slot() || self.ring.has_completions())
     }
 
     pub fn now_us(&self) -> u64 {
@@ -412,6 +436,17 @@ impl Core {
         self.read_files
             .push_back(((core, segment), Rc::clone(&file)));
         Ok(file)
+    }
+
+    /// Memory for a read; small ones are not worth a pooled buffer.
+    pub fn read_buffer(&mut self, len: usize) -> Draft {
+        if len > self.read_buffers.slab_bytes() || len * 16 < self.read_buffers.slab_bytes() {
+            return SlabWriter::new(len).split(len);
+        }
+        let mut writer = self.read_buffers.take();
+        let draft = writer.split(len);
+        self.read_buffers.retire(writer);
+        draft
     }
 
     fn ask_for_segments(&mut self) {

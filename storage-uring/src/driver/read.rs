@@ -12,8 +12,11 @@ use super::Shared;
 use crate::error::ReadError;
 use crate::format::ALIGN;
 use crate::machine::{LogRef, ReadBatch};
-use crate::slab::{Draft, SlabWriter};
+use crate::slab::Draft;
 use crate::walk::{ReadWalk, WalkStep, WantedRead};
+
+/// What a read of several extents may be longer than their distance: a block before and an extent behind.
+const READ_AROUND_BYTES: u64 = 128 * 1024;
 
 /// Counts a read for as long as it lives, also when its future is dropped.
 struct Permit<'a>(&'a Rc<Shared>);
@@ -93,6 +96,12 @@ fn start(
     {
         return Ok(None);
     }
+    let reach = (max_bytes as u64)
+        .min((core.max_transfer_bytes() as u64).saturating_sub(READ_AROUND_BYTES));
+    if let Some(stretch) = state.index.stretch(from, tail, reach) {
+        let walk = ReadWalk::of_stretch(state.id, from, max_bytes, &stretch);
+        return Ok(Some(walk));
+    }
     let Some(interval) = state.index.interval(from, tail) else {
         return Ok(None);
     };
@@ -102,16 +111,16 @@ fn start(
 /// Reads a stretch of a segment, in transfers the device takes.
 async fn fetch(shared: &Rc<Shared>, wanted: WantedRead) -> Result<Bytes, ReadError> {
     let io = |error: std::io::Error| ReadError::Io(error.to_string());
-    let (file, step) = {
+    let total = usize::try_from(wanted.len)
+        .map_err(|_| ReadError::Io("a read too large for memory".to_owned()))?;
+    let (file, step, mut draft) = {
         let mut core = shared.core.borrow_mut();
         (
             core.read_file(wanted.core, wanted.segment).map_err(io)?,
             core.max_transfer_bytes(),
+            core.read_buffer(total),
         )
     };
-    let total = usize::try_from(wanted.len)
-        .map_err(|_| ReadError::Io("a read too large for memory".to_owned()))?;
-    let mut draft: Draft = SlabWriter::new(total).split(total);
     let mut done = 0;
     while done < total {
         let len = step.min(total - done);

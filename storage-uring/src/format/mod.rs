@@ -7,6 +7,7 @@
 //! a CRC that matched.
 
 pub(crate) mod body;
+mod crc;
 pub mod extent;
 pub mod group;
 pub mod record;
@@ -120,8 +121,8 @@ impl Place {
     }
 }
 
-/// Seed of a record checksum: binds a payload to its log and offset, so that a record read from the wrong
-/// place is never accepted.
+/// Seed of the checksum of a control event's body: binds it to its log and offset, so that one read from the
+/// wrong place is never accepted. That of a record begins the same way.
 pub(crate) fn record_seed(log: LogId, offset: u64) -> u32 {
     let mut seed = [0u8; 16];
     seed[..8].copy_from_slice(&log.0.to_le_bytes());

@@ -1,6 +1,6 @@
 //! One record: a 16-byte header and the payload.
 
-use super::{get_u32, put_u32, record_seed};
+use super::{crc, get_u32, put_u32};
 use crate::name::LogId;
 
 /// Bytes before the payload.
@@ -82,9 +82,9 @@ pub fn skip(bytes: &[u8], at: usize) -> Result<RecordSpan, RecordFault> {
     })
 }
 
+/// Binds a record to its log and offset, so that one read from the wrong place is never accepted.
 fn checksum(record: &[u8], log: LogId, offset: u64) -> u32 {
-    let crc = crc32c::crc32c_append(record_seed(log, offset), &record[..4]);
-    crc32c::crc32c_append(crc, &record[8..])
+    crc::of_record(log.0, offset, get_u32(record, 0), &record[8..])
 }
 
 #[cfg(test)]

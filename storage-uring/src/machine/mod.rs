@@ -47,6 +47,8 @@ pub struct MachineConfig {
     pub segment_bytes: u64,
     /// Bytes after which a group takes no further record.
     pub commit_max_bytes: usize,
+    /// Bytes queued that are worth a commit of their own while their caller is still appending.
+    pub early_commit_bytes: usize,
     /// How long a group may wait for more appends.
     pub commit_max_delay_us: u32,
     /// Groups on their way to the device.
@@ -344,6 +346,22 @@ impl CommitMachine {
     /// Whether the closing mark is durable, or never will be.
     pub fn is_closed(&self) -> bool {
         self.closed
+    }
+
+    /// Whether enough is queued that a commit should start as soon as the device can take one.
+    pub fn has_early_commit(&self) -> bool {
+        self.config.commit_max_delay_us == 0
+            && self.waiting_for_segment_since_us.is_none()
+            && (!self.queue.is_empty()
+                || self
+                    .open
+                    .as_ref()
+                    .is_some_and(|open| open.used >= self.config.early_commit_bytes))
+    }
+
+    /// Whether another group may be handed to the device.
+    pub fn has_free_slot(&self) -> bool {
+        self.flights.len() < self.config.commits_in_flight
     }
 
     /// When `poll_action` should be called again for a group that is waiting for company.

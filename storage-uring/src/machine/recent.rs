@@ -13,7 +13,7 @@ use crate::slab::Region;
 
 struct RecentGroup {
     serial: u64,
-    bytes: Bytes,
+    region: Region,
     lists: GroupLists,
 }
 
@@ -50,7 +50,7 @@ impl RecentRing {
             let Some(oldest) = self.groups.pop_front() else {
                 break;
             };
-            self.held_bytes -= oldest.bytes.len();
+            self.held_bytes -= oldest.region.len();
             for extent in &oldest.lists.extents {
                 let recent = &mut logs.get_mut(extent.log).recent;
                 while recent
@@ -84,17 +84,18 @@ impl RecentRing {
         self.held_bytes += region.len();
         self.groups.push_back(RecentGroup {
             serial,
-            bytes: Bytes::from_owner(region),
+            region,
             lists,
         });
     }
 
-    fn group(&self, serial: u64) -> Option<&Bytes> {
+    /// A handle on the bytes of a group; made here, so that groups nobody reads cost no allocation.
+    fn group(&self, serial: u64) -> Option<Bytes> {
         let at = self.groups.partition_point(|group| group.serial < serial);
         self.groups
             .get(at)
             .filter(|group| group.serial == serial)
-            .map(|group| &group.bytes)
+            .map(|group| Bytes::from_owner(group.region.clone()))
     }
 
     /// Records `[from, tail)` as far as they are here and fit `max_bytes` (at least one record).
@@ -115,14 +116,19 @@ impl RecentRing {
             next_offset: from,
         };
         let mut bytes_left = max_bytes;
+        let mut held: Option<(u64, Bytes)> = None;
         for extent in log.recent.range(first..) {
             let end = (extent.first_offset + u64::from(extent.record_count)).min(tail);
             if extent.first_offset > batch.next_offset || end <= batch.next_offset {
                 break;
             }
-            let Some(group) = self.group(extent.group) else {
-                break;
-            };
+            if held
+                .as_ref()
+                .is_none_or(|(group, _)| *group != extent.group)
+            {
+                held = self.group(extent.group).map(|bytes| (extent.group, bytes));
+            }
+            let Some((_, group)) = &held else { break };
             if !take_records(group, extent, end, &mut bytes_left, &mut batch) {
                 break;
             }

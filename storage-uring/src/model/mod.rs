@@ -132,6 +132,7 @@ impl Sim {
             boot_epoch: epoch,
             segment_bytes: SEGMENT_BYTES,
             commit_max_bytes: 16 * 1024,
+            early_commit_bytes: usize::MAX,
             commit_max_delay_us: 0,
             commits_in_flight: options.commits_in_flight,
             max_transfer_bytes: options.max_transfer_bytes,

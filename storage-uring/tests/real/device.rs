@@ -1,5 +1,7 @@
 //! A real storage on a real file system with O_DIRECT.
 
+use std::time::{Duration, Instant};
+
 use crate::common::{config, disk_dir, name, on_core, outcomes, payload, read_all};
 use storage_uring::{LogError, SyncMethod};
 
@@ -152,4 +154,30 @@ fn a_log_is_open_on_one_core_only() {
     };
     assert_eq!(open(0), Ok(()));
     assert!(matches!(open(1), Err(LogError::OpenElsewhere(_))));
+}
+
+#[test]
+fn much_at_once_is_being_written_before_its_caller_is_done() {
+    let dir = disk_dir();
+    let mut settings = config(dir.path());
+    settings.segment_bytes = 8 << 20;
+    settings.commit_max_bytes = 1 << 20;
+    on_core(settings, |storage| async move {
+        let log = storage.open_log(&name(0)).expect("opens");
+        let record = vec![7u8; 8 << 10];
+        for token in 0..40 {
+            storage
+                .append(log, 1, 1, [record.as_slice()].into_iter(), token)
+                .expect("appends");
+        }
+        // Nobody kicked the storage and nobody asks it for outcomes: it has started by itself.
+        let started = Instant::now();
+        while storage.stats().machine.commits == 0 {
+            assert!(started.elapsed() < Duration::from_secs(20), "not started");
+            shard_executor::rt::sleep(Duration::from_millis(1)).await;
+        }
+        storage.kick();
+        assert_eq!(outcomes(&storage, 40).await.len(), 40);
+        storage.close().await.expect("closes");
+    });
 }
