@@ -87,6 +87,8 @@ pub struct PoolGauges {
     pub sync_failures: AtomicU64,
     /// Segments made.
     pub segments_made: AtomicU64,
+    /// Commits so far, as the core tells: while they go on, zeroing leaves them half of the device.
+    pub commits: AtomicU64,
 }
 
 enum Request {
@@ -331,6 +333,7 @@ impl Worker {
         let mut at = 0;
         while at < self.config.segment_bytes {
             let started = Instant::now();
+            let commits = self.gauges.commits.load(Ordering::Relaxed);
             let len = (self.config.segment_bytes - at).min(ZERO_CHUNK as u64) as usize;
             file.write_all_at(&zeros[..len], at)?;
             at += len as u64;
@@ -338,7 +341,8 @@ impl Worker {
             if self.stopped {
                 return Err(io::Error::from(io::ErrorKind::Interrupted));
             }
-            if self.pending == 0 && !self.spares.is_empty() {
+            let is_idle = commits == self.gauges.commits.load(Ordering::Relaxed);
+            if self.pending == 0 && !self.spares.is_empty() && !is_idle {
                 // Nobody waits: leave the device to the commits half of the time.
                 std::thread::sleep(started.elapsed());
             }

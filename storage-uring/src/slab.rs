@@ -20,11 +20,12 @@ use crate::format::ALIGN;
 /// kernel then pins one page instead of 256.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Slabs made by this process so far.
+/// Slabs of huge pages made by this process so far.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
-/// How many slabs this process has made. A storage at work uses the ones it has again.
-pub fn slabs_made() -> u64 {
+/// How many slabs of huge pages, which no allocator sees, this process has made. A storage at work uses the
+/// ones it has again.
+pub fn huge_slabs_made() -> u64 {
     MADE.load(Ordering::Relaxed)
 }
 
@@ -53,8 +54,8 @@ impl Slab {
     fn new(len: usize) -> Self {
         let len = len.max(ALIGN).next_multiple_of(ALIGN);
         let layout = Self::layout(len);
-        MADE.fetch_add(1, Ordering::Relaxed);
         let raw = if Self::is_huge(len) {
+            MADE.fetch_add(1, Ordering::Relaxed);
             Self::on_huge_pages(len)
         } else {
             // SAFETY: the layout has a non-zero size.

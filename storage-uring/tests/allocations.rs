@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::Mutex;
 
 use shard_executor::rt::{spawn_core, CoreSpec};
-use storage_uring::slab::slabs_made;
+use storage_uring::slab::huge_slabs_made;
 use storage_uring::{recover, LogKind, LogName, LogRef, Storage, StorageConfig};
 
 thread_local! {
@@ -134,12 +134,16 @@ fn an_append_allocates_nothing() {
             append(&storage, &logs, 60_000, 2_000).await;
             let entries = storage.stats().index_entries;
             let before = ALLOCATIONS.get();
-            let slabs = slabs_made();
+            let slabs = huge_slabs_made();
             append(&storage, &logs, 200 * 20, 200).await;
             let between = ALLOCATIONS.get();
             append(&storage, &logs, 2_000 * 20, 2_000).await;
             let after = ALLOCATIONS.get();
-            assert!(slabs_made() <= slabs + 1, "{} slabs", slabs_made());
+            assert!(
+                huge_slabs_made() <= slabs + 1,
+                "{} slabs",
+                huge_slabs_made()
+            );
             let grown = storage.stats().index_entries - entries;
             (between - before, after - between, grown)
         });

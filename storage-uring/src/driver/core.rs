@@ -1,6 +1,6 @@
 //! The state of one core's storage and its turn: results in, actions out.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -8,26 +8,22 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::reading::Reading;
 use super::ring::{ring_bell, Done, Op, ReadOp, Ring};
 use crate::config::{StorageConfig, SyncMethod};
 use crate::error::{LogError, StorageError};
 use crate::faults::{FaultEffect, FaultOp, FaultState};
 use crate::machine::{Action, CommitMachine, LogRef, MachineConfig, ReadySegment};
 use crate::name::LogName;
-use crate::recovery::{open_for_reading, RecoveredSet};
+use crate::recovery::RecoveredSet;
 use crate::segment_pool::{PoolEvent, SegmentPool, SegmentPoolConfig};
-use crate::slab::{Draft, SlabPool, SlabWriter};
+use crate::slab::Draft;
 use crate::stats::StorageStats;
 
 /// Segments asked for ahead of need.
 const SEGMENTS_AHEAD: usize = 2;
 /// How long appends may wait for a segment once there is no space (an answer within a second).
 const SPACE_WAIT_US: u64 = 400_000;
-/// Size of a pooled read buffer, the largest transfer; and how many idle ones are kept.
-const READ_BUFFER_BYTES: usize = 1 << 20;
-const READ_BUFFERS: usize = 4;
-/// Files kept open for reading.
-const READ_FILES: usize = 64;
 
 pub(super) struct Core {
     pub machine: CommitMachine,
@@ -38,9 +34,7 @@ pub(super) struct Core {
     faults: Option<FaultState>,
     /// Segments that may still be written to.
     files: HashMap<u64, Rc<File>>,
-    read_files: VecDeque<((u16, u64), Rc<File>)>,
-    /// Buffers of larger reads, used again once nobody holds a record of them.
-    read_buffers: SlabPool,
+    reading: Reading,
     requested: usize,
     heard_of_segments: bool,
     done: Vec<Done>,
@@ -100,8 +94,7 @@ impl Core {
             recovered,
             faults: config.faults.clone().map(FaultState::new),
             files: HashMap::new(),
-            read_files: VecDeque::new(),
-            read_buffers: SlabPool::new(READ_BUFFER_BYTES, READ_BUFFERS),
+            reading: Reading::new(),
             requested: 0,
             heard_of_segments: false,
             done: Vec::new(),
@@ -179,6 +172,8 @@ impl Core {
     /// One round: results, segments, actions.
     pub fn turn(&mut self) {
         self.take_results();
+        let commits = self.machine.stats().commits;
+        self.pool.gauges.commits.store(commits, Ordering::Relaxed);
         self.take_pool_events();
         self.start_actions();
         self.ask_for_segments();
@@ -417,36 +412,13 @@ impl Core {
 
     /// A segment of any core, open for reading.
     pub fn read_file(&mut self, core: u16, segment: u64) -> std::io::Result<Rc<File>> {
-        if let Some(at) = self
-            .read_files
-            .iter()
-            .position(|(key, _)| *key == (core, segment))
-        {
-            if let Some(entry) = self.read_files.remove(at) {
-                let file = Rc::clone(&entry.1);
-                self.read_files.push_back(entry);
-                return Ok(file);
-            }
-        }
-        let path = self.recovered.data_dir.layout.segment(core, segment);
-        let file = Rc::new(open_for_reading(&path)?);
-        if self.read_files.len() == READ_FILES {
-            self.read_files.pop_front();
-        }
-        self.read_files
-            .push_back(((core, segment), Rc::clone(&file)));
-        Ok(file)
+        let layout = &self.recovered.data_dir.layout;
+        self.reading.file(layout, core, segment)
     }
 
-    /// Memory for a read; small ones are not worth a pooled buffer.
+    /// Memory for a read.
     pub fn read_buffer(&mut self, len: usize) -> Draft {
-        if len > self.read_buffers.slab_bytes() || len * 16 < self.read_buffers.slab_bytes() {
-            return SlabWriter::new(len).split(len);
-        }
-        let mut writer = self.read_buffers.take();
-        let draft = writer.split(len);
-        self.read_buffers.retire(writer);
-        draft
+        self.reading.buffer(len)
     }
 
     fn ask_for_segments(&mut self) {

@@ -8,6 +8,7 @@
 
 mod core;
 mod read;
+mod reading;
 mod ring;
 
 use std::cell::RefCell;

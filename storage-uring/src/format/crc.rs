@@ -20,6 +20,16 @@ pub(super) fn of_record(log: u64, offset: u64, len: u32, rest: &[u8]) -> u32 {
     general(log, offset, len, rest)
 }
 
+/// CRC-32C of a few bytes, such as a header.
+pub(super) fn of_few(bytes: &[u8]) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if bytes.len() <= SHORT_MAX && is_x86_feature_detected!("sse4.2") {
+        // SAFETY: the instructions are there, as was just asked.
+        return !unsafe { more(u32::MAX, bytes) };
+    }
+    crc32c::crc32c(bytes)
+}
+
 fn general(log: u64, offset: u64, len: u32, rest: &[u8]) -> u32 {
     let mut head = [0u8; 20];
     put_u64(&mut head, 0, log);
@@ -33,14 +43,27 @@ fn general(log: u64, offset: u64, len: u32, rest: &[u8]) -> u32 {
 // Whether the intrinsics are unsafe inside such a function depends on the compiler's version.
 #[allow(unused_unsafe)]
 unsafe fn short(log: u64, offset: u64, len: u32, rest: &[u8]) -> u32 {
-    use std::arch::x86_64::{_mm_crc32_u32, _mm_crc32_u64, _mm_crc32_u8};
+    use std::arch::x86_64::{_mm_crc32_u32, _mm_crc32_u64};
     // SAFETY: pure register instructions; the caller made sure that the CPU has them.
     unsafe {
         let mut crc = u64::from(u32::MAX);
         crc = _mm_crc32_u64(crc, log);
         crc = _mm_crc32_u64(crc, offset);
-        crc = u64::from(_mm_crc32_u32(crc as u32, len));
-        let mut words = rest.chunks_exact(8);
+        !more(_mm_crc32_u32(crc as u32, len), rest)
+    }
+}
+
+/// The register after `bytes`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "sse4.2")]
+#[inline]
+#[allow(unused_unsafe)]
+unsafe fn more(register: u32, bytes: &[u8]) -> u32 {
+    use std::arch::x86_64::{_mm_crc32_u64, _mm_crc32_u8};
+    let mut crc = u64::from(register);
+    let mut words = bytes.chunks_exact(8);
+    // SAFETY: pure register instructions; the caller made sure that the CPU has them.
+    unsafe {
         for word in &mut words {
             let mut raw = [0u8; 8];
             raw.copy_from_slice(word);
@@ -50,7 +73,7 @@ unsafe fn short(log: u64, offset: u64, len: u32, rest: &[u8]) -> u32 {
         for byte in words.remainder() {
             crc = _mm_crc32_u8(crc, *byte);
         }
-        !crc
+        crc
     }
 }
 
@@ -67,6 +90,7 @@ mod tests {
                 let (log, offset) = (0x0123_4567_89ab_cdef, 0xfedc_ba98 + len as u64);
                 let sum = of_record(log, offset, len as u32, rest);
                 assert_eq!(sum, general(log, offset, len as u32, rest), "{start}+{len}");
+                assert_eq!(of_few(rest), crc32c::crc32c(rest), "{start}+{len}");
             }
         }
     }

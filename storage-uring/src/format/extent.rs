@@ -1,6 +1,6 @@
 //! The header of an extent: a run of consecutive records of one log inside a group, or one control event.
 
-use super::{get_u16, get_u32, get_u64, put_u16, put_u32, put_u64, HeaderFault, Place};
+use super::{crc, get_u16, get_u32, get_u64, put_u16, put_u32, put_u64, HeaderFault, Place};
 use crate::name::{LogId, LogKind, LogName, MAX_NAME_BYTES};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"FXEX");
@@ -160,7 +160,10 @@ impl ExtentHeader {
 }
 
 fn checksum(bytes: &[u8], name_len: usize) -> u32 {
-    let fixed = crc32c::crc32c(&bytes[..CRC_AT]);
+    let fixed = crc::of_few(&bytes[..CRC_AT]);
+    if name_len == 0 {
+        return fixed;
+    }
     crc32c::crc32c_append(
         fixed,
         &bytes[EXTENT_HEADER_BYTES..EXTENT_HEADER_BYTES + name_len],

@@ -1,7 +1,7 @@
 //! Sealing groups, tracking their writes, and what happens when a write does not work.
 
 use super::control::Change;
-use super::group::{ClosedGroup, ExtentMeta, Flight, GroupLists, PendingChange, Waiter};
+use super::group::{ClosedGroup, Flight, GroupLists, PendingChange, Waiter};
 use super::logs::LogRef;
 use super::{Action, CommitMachine, Completion, CurrentSegment, Health, IoId, ReadySegment};
 use crate::error::CommitError;
@@ -12,6 +12,8 @@ use crate::format::ALIGN;
 
 /// Part number of a flush.
 const FLUSH_PART: u32 = u32::MAX;
+/// Idle lists of groups kept for use again; a few are in use at once.
+const SPARE_LISTS: usize = 8;
 /// Writes of nothing at all before a group counts as out of space.
 const ZERO_WRITES_MAX: u32 = 3;
 
@@ -308,7 +310,7 @@ impl CommitMachine {
         }
     }
 
-    fn acknowledge(&mut self, mut flight: Flight, now_us: u64) {
+    fn acknowledge(&mut self, flight: Flight, now_us: u64) {
         assert_eq!(
             flight.group,
             self.durable_group + 1,
@@ -318,38 +320,45 @@ impl CommitMachine {
         self.queued_bytes = self.queued_bytes.saturating_sub(flight.region.len());
         self.closed |= flight.flags & crate::format::group::GROUP_FLAG_CLOSE != 0;
         self.count(&flight, now_us);
-        let mut changes = flight.lists.changes.drain(..);
-        for extent in &flight.lists.extents {
+        let GroupLists {
+            mut extents,
+            mut waiters,
+            mut changes,
+        } = flight.lists;
+        let keeps = self.recent.keeps(flight.region.len());
+        if keeps {
+            self.recent.make_room(flight.region.len(), &mut self.logs);
+            self.recent.begin(flight.serial, flight.region);
+        }
+        let mut pending = changes.drain(..);
+        for extent in extents.drain(..) {
             if extent.kind == ExtentKind::Records {
-                self.apply_records(*extent);
-            } else if let Some(pending) = changes.next() {
+                let state = self.logs.get_mut(extent.log);
+                state.on_records(&extent);
+                if keeps {
+                    self.recent.add(&extent, state);
+                }
+            } else if let Some(pending) = pending.next() {
                 self.apply_change(extent.log, extent.changes, &pending.change);
             }
         }
-        drop(changes);
-        for waiter in flight.lists.waiters.drain(..) {
-            let result = waiter.refused.map_or(Ok(()), Err);
+        drop(pending);
+        for waiter in waiters.drain(..) {
             self.completions.push_back(Completion {
                 token: waiter.token,
                 log: waiter.log,
                 range: waiter.range,
-                result,
+                result: waiter.refused.map_or(Ok(()), Err),
             });
         }
-        let spare = &mut self.spare_lists;
-        self.recent.push(
-            flight.serial,
-            flight.region,
-            flight.lists,
-            &mut self.logs,
-            |mut lists| {
-                if spare.len() < 64 {
-                    lists.extents.clear();
-                    lists.waiters.clear();
-                    spare.push(lists);
-                }
-            },
-        );
+        // At once, so that the next group finds them in the cache of the CPU.
+        if self.spare_lists.len() < SPARE_LISTS {
+            self.spare_lists.push(GroupLists {
+                extents,
+                waiters,
+                changes,
+            });
+        }
     }
 
     fn count(&mut self, flight: &Flight, now_us: u64) {
@@ -367,15 +376,6 @@ impl CommitMachine {
             - u64::from(flight.records) * crate::format::record::RECORD_HEADER_BYTES as u64;
         self.stats.commit_us_sum += spent_us;
         self.stats.commit_us_max = self.stats.commit_us_max.max(spent_us);
-    }
-
-    fn apply_records(&mut self, extent: ExtentMeta) {
-        let state = self.logs.get_mut(extent.log);
-        state.durable_tail = extent.first_offset + u64::from(extent.record_count);
-        let bytes = u64::from(extent.records_len);
-        state
-            .index
-            .on_extent(extent.first_offset, extent.place, extent.prev, bytes);
     }
 
     fn apply_change(&mut self, log: LogRef, changes: u32, change: &Change) {

@@ -304,7 +304,7 @@ impl ClosedGroup {
             }
             let header = ExtentHeader {
                 kind: extent.kind,
-                log_kind: state.name.kind,
+                log_kind: state.kind,
                 log: state.id,
                 first_offset: extent.first_offset,
                 generation: extent.generation,

@@ -8,10 +8,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::control::Control;
+use super::group::ExtentMeta;
 use crate::error::LogError;
 use crate::format::Place;
 use crate::index::LogIndex;
-use crate::name::{LogId, LogName};
+use crate::name::{LogId, LogKind, LogName};
 
 /// A log opened on this core. Valid only for the storage that gave it out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,6 +49,8 @@ pub(crate) struct RecentExtent {
 
 pub(crate) struct LogState {
     pub name: Rc<LogName>,
+    /// That of the name, at hand for every extent.
+    pub kind: LogKind,
     pub encoded_name: Box<[u8]>,
     pub id: LogId,
     pub base: u64,
@@ -77,6 +80,7 @@ impl LogState {
         Self {
             id: LogId::of_encoded(&encoded_name),
             name: Rc::new(name.clone()),
+            kind: name.kind,
             encoded_name,
             base: seed.base,
             tail: seed.tail,
@@ -92,6 +96,14 @@ impl LogState {
             recent: VecDeque::new(),
             damage: seed.damage,
         }
+    }
+
+    /// Records of this log became durable.
+    pub fn on_records(&mut self, extent: &ExtentMeta) {
+        self.durable_tail = extent.first_offset + u64::from(extent.record_count);
+        let bytes = u64::from(extent.records_len);
+        self.index
+            .on_extent(extent.first_offset, extent.place, extent.prev, bytes);
     }
 
     /// Cuts the in-memory extents at `offset`.

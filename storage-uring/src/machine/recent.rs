@@ -4,17 +4,21 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::group::GroupLists;
-use super::logs::{LogState, LogTable, RecentExtent};
+use super::group::ExtentMeta;
+use super::logs::{LogRef, LogState, LogTable, RecentExtent};
 use super::ReadBatch;
-use crate::format::extent::{ExtentKind, EXTENT_HEADER_BYTES};
+use crate::format::extent::EXTENT_HEADER_BYTES;
 use crate::format::record;
 use crate::slab::Region;
+
+/// Idle lists kept for use again.
+const SPARE_LISTS: usize = 64;
 
 struct RecentGroup {
     serial: u64,
     region: Region,
-    lists: GroupLists,
+    /// Logs with records in it, as often as they have extents.
+    logs: Vec<LogRef>,
 }
 
 /// The newest durable groups, bounded by bytes.
@@ -22,6 +26,8 @@ pub(crate) struct RecentRing {
     groups: VecDeque<RecentGroup>,
     held_bytes: usize,
     limit_bytes: usize,
+    /// Lists of groups that had to go, used again.
+    spare: Vec<Vec<LogRef>>,
 }
 
 impl RecentRing {
@@ -30,29 +36,24 @@ impl RecentRing {
             groups: VecDeque::new(),
             held_bytes: 0,
             limit_bytes,
+            spare: Vec::new(),
         }
     }
 
-    /// Keeps a group; returns the lists of groups that had to go, for reuse.
-    pub fn push(
-        &mut self,
-        serial: u64,
-        region: Region,
-        lists: GroupLists,
-        logs: &mut LogTable,
-        mut on_evicted: impl FnMut(GroupLists),
-    ) {
-        if region.len() > self.limit_bytes {
-            on_evicted(lists);
-            return;
-        }
-        while self.held_bytes + region.len() > self.limit_bytes {
-            let Some(oldest) = self.groups.pop_front() else {
+    /// Whether a group of `len` bytes is kept at all.
+    pub fn keeps(&self, len: usize) -> bool {
+        len <= self.limit_bytes
+    }
+
+    /// Lets go of as many groups as have to make room for `len` bytes.
+    pub fn make_room(&mut self, len: usize, logs: &mut LogTable) {
+        while self.held_bytes + len > self.limit_bytes {
+            let Some(mut oldest) = self.groups.pop_front() else {
                 break;
             };
             self.held_bytes -= oldest.region.len();
-            for extent in &oldest.lists.extents {
-                let recent = &mut logs.get_mut(extent.log).recent;
+            for log in oldest.logs.drain(..) {
+                let recent = &mut logs.get_mut(log).recent;
                 while recent
                     .front()
                     .is_some_and(|front| front.group <= oldest.serial)
@@ -63,29 +64,34 @@ impl RecentRing {
                     recent.shrink_to_fit();
                 }
             }
-            on_evicted(oldest.lists);
-        }
-        for extent in &lists.extents {
-            let state = logs.get_mut(extent.log);
-            match extent.kind {
-                ExtentKind::Records => state.recent.push_back(RecentExtent {
-                    first_offset: extent.first_offset,
-                    record_count: extent.record_count,
-                    group: serial,
-                    records_at: extent.at + EXTENT_HEADER_BYTES as u32 + u32::from(extent.name_len),
-                    records_len: extent.records_len,
-                }),
-                // These undo what came before them in this very group, too.
-                ExtentKind::Truncate => state.truncate_recent(extent.first_offset),
-                ExtentKind::Place => state.recent.clear(),
-                ExtentKind::Base | ExtentKind::Accept | ExtentKind::Begin => {}
+            if self.spare.len() < SPARE_LISTS {
+                self.spare.push(oldest.logs);
             }
         }
+    }
+
+    /// Begins a group there is room for; `add` each of its record extents before the next one begins.
+    pub fn begin(&mut self, serial: u64, region: Region) {
         self.held_bytes += region.len();
         self.groups.push_back(RecentGroup {
             serial,
             region,
-            lists,
+            logs: self.spare.pop().unwrap_or_default(),
+        });
+    }
+
+    /// Adds an extent of the newest group.
+    pub fn add(&mut self, extent: &ExtentMeta, state: &mut LogState) {
+        let Some(group) = self.groups.back_mut() else {
+            return;
+        };
+        group.logs.push(extent.log);
+        state.recent.push_back(RecentExtent {
+            first_offset: extent.first_offset,
+            record_count: extent.record_count,
+            group: group.serial,
+            records_at: extent.at + EXTENT_HEADER_BYTES as u32 + u32::from(extent.name_len),
+            records_len: extent.records_len,
         });
     }
 
