@@ -265,6 +265,13 @@ impl Group {
         let Some(delivery) = self.delivery_mut(offset) else {
             return;
         };
+        if matches!(
+            (&delivery.state, &state),
+            (DeliveryState::Taken, DeliveryState::Writing)
+        ) {
+            // Its poll will not tell of it: that delivery does not count.
+            delivery.attempts = delivery.attempts.saturating_sub(1);
+        }
         let old = std::mem::replace(&mut delivery.state, state.clone());
         self.unqueue(offset, &old);
         match state {
