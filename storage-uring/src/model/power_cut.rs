@@ -16,6 +16,7 @@ struct Cuts {
     boundaries: u64,
     states: u64,
     samples: u64,
+    segments: u64,
 }
 
 /// Cuts the power now: nothing, everything, each write alone, and sampled sector sets.
@@ -111,43 +112,50 @@ fn run(options: SimOptions, seed: u64, steps: u64, samples: u64) -> Cuts {
         }
         cut_everywhere(&rig, &mut rng, samples, &mut cuts);
     }
-    assert!(rig.sim.next_segment > 3, "the script rolls segments");
+    cuts.segments = rig.sim.next_segment;
     cuts
 }
 
 /// All survivor sets of all ways to write: O_DSYNC and flushes, one to four commits in flight.
 #[test]
 fn every_boundary_of_a_script() {
-    let wanted = count("FELIX_POWER_CUTS", 3000);
+    let wanted = count("FELIX_POWER_CUTS", 200);
     let ways = [
         (false, 2),
         (true, 2),
-        (false, 1),
-        (true, 1),
         (false, 4),
         (true, 4),
+        (false, 1),
+        (true, 1),
     ];
+    // By hand the whole script and many samples at each boundary; in the suite its first part, three ways.
+    let (ways, steps, samples) = match wanted > 1000 {
+        true => (&ways[..], 64, 40),
+        false => (&ways[..3], 24, 2),
+    };
     let started = std::time::Instant::now();
     let mut all = Cuts::default();
     let mut seed = 1;
     while all.samples < wanted {
         for (flush, commits_in_flight) in ways {
             let options = SimOptions {
-                flush,
-                commits_in_flight,
+                flush: *flush,
+                commits_in_flight: *commits_in_flight,
                 ..SimOptions::default()
             };
-            let samples = if wanted > 10_000 { 40 } else { 4 };
-            let cuts = run(options, seed, 64, samples);
+            let cuts = run(options, seed, steps, samples);
             all.boundaries += cuts.boundaries;
             all.states += cuts.states;
             all.samples += cuts.samples;
+            all.segments += cuts.segments;
             seed += 1;
         }
     }
+    let seconds = started.elapsed().as_secs_f64();
     println!(
-        "{} boundaries with writes under way, {} states, of them {} sampled survivor sets, in {:.1} s",
-        all.boundaries, all.states, all.samples, started.elapsed().as_secs_f64()
+        "{} boundaries with writes under way, {} states, of them {} sampled survivor sets, in {seconds:.1} s",
+        all.boundaries, all.states, all.samples
     );
-    assert!(all.boundaries > 100 && all.states > all.samples);
+    assert!(all.boundaries > 50 && all.states > all.samples);
+    assert!(all.segments > 4 * (seed - 1), "the script rolls segments");
 }
