@@ -264,7 +264,6 @@ fn judge(original: &Original, copy: &Images, what: &str, outcomes: &mut Outcomes
 }
 
 #[test]
-#[ignore = "the oracle is being settled; run it by name"]
 fn random_damage_has_the_documented_outcome() {
     let copies = count("FELIX_DAMAGED_COPIES", 120);
     let first = count("FELIX_DAMAGED_COPIES_SEED", 1);
