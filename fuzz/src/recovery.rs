@@ -65,6 +65,7 @@ impl Writer {
             boot_epoch: epoch,
             segment_bytes: SEGMENT_BYTES,
             commit_max_bytes: 16 * 1024,
+            early_commit_bytes: usize::MAX,
             commit_max_delay_us: 0,
             commits_in_flight: 2,
             max_transfer_bytes: 1 << 20,
