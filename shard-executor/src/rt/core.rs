@@ -2,14 +2,15 @@
 
 use std::future::Future;
 use std::path::PathBuf;
-use std::sync::mpsc::{sync_channel, RecvTimeoutError, SyncSender};
+use std::sync::mpsc::{sync_channel, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use glommio::{ExecutorJoinHandle, LocalExecutorBuilder, Placement};
 
 use super::error::{CoreError, StartError};
+use super::nudge::nudge;
 use super::task::{sleep, spawn_local};
 use super::wake_guard::{guard, start_thread};
 use super::warm_up::warm_up;
@@ -26,6 +27,9 @@ pub const HEARTBEAT_PERIOD: Duration = Duration::from_millis(5);
 const FIRST_PARK: Duration = Duration::from_millis(1);
 
 const START_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A start takes 10 to 50 ms; a core silent for this long is nudged, again and again.
+const START_PATIENCE: Duration = Duration::from_millis(500);
 
 /// The kernel's bound on submission queue entries.
 const LARGEST_RING_DEPTH: usize = 32_768;
@@ -139,10 +143,11 @@ where
     let heartbeat = Arc::new(Heartbeat::default());
     let pulse = heartbeat.clone();
     let (ready, readied) = sync_channel::<Result<(), StartError>>(1);
+    let thread_name = spec.name.clone();
     let join = builder(&spec)
         .spawn(move || run_core(spec, pulse, ready, make))
         .map_err(|error| StartError::from_glommio(core, error))?;
-    match readied.recv_timeout(START_TIMEOUT) {
+    match wait_until_ready(&readied, &thread_name) {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
             // The executor ends by itself right after this message.
@@ -171,6 +176,22 @@ where
         heartbeat,
         join,
     })
+}
+
+/// What the core says of its start. One that stays silent may sleep over it, see [`super::nudge`].
+fn wait_until_ready(
+    readied: &Receiver<Result<(), StartError>>,
+    thread_name: &str,
+) -> Result<Result<(), StartError>, RecvTimeoutError> {
+    let deadline = Instant::now() + START_TIMEOUT;
+    loop {
+        match readied.recv_timeout(START_PATIENCE) {
+            Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {
+                nudge(thread_name);
+            }
+            said => return said,
+        }
+    }
 }
 
 /// glommio refuses by itself, but in a shape that cannot be told from other failures.

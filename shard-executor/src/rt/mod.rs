@@ -13,6 +13,7 @@
 mod alarm;
 mod core;
 mod error;
+mod nudge;
 mod read_ready;
 mod task;
 mod wake_guard;
