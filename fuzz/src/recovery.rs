@@ -117,7 +117,8 @@ impl Writer {
     fn control(&mut self, pick: u8, event: u8, number: u64) {
         let (log, _) = self.logs[usize::from(pick) % self.logs.len()];
         let (base, tail) = (self.machine.base(log), self.machine.tail(log));
-        let inside = base + number % (tail - base + 1);
+        // The base counts once it is durable, the tail at once: a log being placed lower has it below.
+        let inside = base + number % (tail.saturating_sub(base) + 1);
         let event = match event % 5 {
             0 => ControlEvent::Truncate(inside),
             1 => ControlEvent::Base(inside),
