@@ -33,9 +33,11 @@ impl CommitMachine {
         self.check_usable(log)?;
         self.check_fits(log, payloads.clone())?;
         let first = self.logs.get(log).tail;
+        let mut first_group = None;
         for payload in payloads {
             self.ensure_room(log, generation, now_us, RECORD_HEADER_BYTES + payload.len());
             if let Some(open) = self.open.as_mut() {
+                first_group = first_group.or(Some((open.ordinal, open.position)));
                 let bytes = self.writer.tail();
                 open.push_record(bytes, &mut self.logs, log, generation, time_us, payload);
             }
@@ -45,6 +47,7 @@ impl CommitMachine {
             token,
             log,
             range: range.clone(),
+            first_group,
             refused: None,
         });
         Ok(range)
@@ -79,6 +82,7 @@ impl CommitMachine {
             token,
             log,
             range: tail..tail,
+            first_group: None,
             refused: None,
         });
         Ok(())

@@ -240,6 +240,7 @@ impl CommitMachine {
             serial: self.next_serial,
             group: self.next_group,
             segment,
+            ordinal,
             position: closed.position,
             prev_end: self.sealed_end,
             region: closed.draft.freeze(),
@@ -430,14 +431,24 @@ impl CommitMachine {
         self.plan = self
             .sealed_plan
             .max((current_ordinal, SEGMENT_HEADER_BYTES));
+        let first_undone = self.place_of_group(at);
         let undone = self.take_groups_from(at);
         self.stats.refused_disk_full += undone
             .iter()
             .map(|lists| lists.waiters.len() as u64)
             .sum::<u64>();
-        self.refuse_all(undone);
+        self.refuse_all(undone, first_undone);
         self.queued_bytes = self.flights.iter().map(|flight| flight.region.len()).sum();
         self.waiting_for_segment_since_us = None;
+    }
+
+    /// Ordinal and position of flight `at`; behind the flights, of the oldest group that is not sealed.
+    fn place_of_group(&self, at: usize) -> Option<(u64, u64)> {
+        let flight = self.flights.get(at);
+        let closed = || self.queue.front().map(|it| (it.ordinal, it.position));
+        let open = || self.open.as_ref().map(|it| (it.ordinal, it.position));
+        let flight = flight.map(|it| (it.ordinal, it.position));
+        flight.or_else(closed).or_else(open)
     }
 
     /// Removes flights from `at` on, the queue and the open group, and puts tails back, newest first.
@@ -478,12 +489,11 @@ impl CommitMachine {
     }
 
     /// Answers what was undone for want of space, behind what is still on its way.
-    fn refuse_all(&mut self, undone: Vec<GroupLists>) {
+    fn refuse_all(&mut self, undone: Vec<GroupLists>, first_undone: Option<(u64, u64)>) {
         for mut waiter in undone.into_iter().flat_map(|lists| lists.waiters) {
-            let tail = self.logs.get(waiter.log).tail;
             // The first part of a batch may lie in an earlier group, which stays: then it is not true that
             // nothing of it is stored.
-            let is_partial = waiter.range.start < tail && tail < waiter.range.end;
+            let is_partial = waiter.first_group.is_some() && waiter.first_group < first_undone;
             let error = match is_partial {
                 true => CommitError::StorageFailed,
                 false => CommitError::DiskFull,

@@ -66,6 +66,8 @@ pub(crate) struct Waiter {
     pub token: u64,
     pub log: LogRef,
     pub range: Range<u64>,
+    /// Ordinal and position of the group with its first record; none for what has no records.
+    pub first_group: Option<(u64, u64)>,
     /// Set when it was undone while earlier appends are on their way: outcomes leave in order.
     pub refused: Option<CommitError>,
 }
@@ -326,6 +328,8 @@ pub(crate) struct Flight {
     pub serial: u64,
     pub group: u64,
     pub segment: u64,
+    /// Of the segment.
+    pub ordinal: u64,
     pub position: u64,
     /// End of the log before this group.
     pub prev_end: (u64, u64),

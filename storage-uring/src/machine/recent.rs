@@ -121,7 +121,7 @@ impl RecentRing {
             records: Vec::new(),
             next_offset: from,
         };
-        let mut bytes_left = max_bytes;
+        let mut taken_bytes = 0;
         let mut held: Option<(u64, Bytes)> = None;
         for extent in log.recent.range(first..) {
             let end = (extent.first_offset + u64::from(extent.record_count)).min(tail);
@@ -135,7 +135,13 @@ impl RecentRing {
                 held = self.group(extent.group).map(|bytes| (extent.group, bytes));
             }
             let Some((_, group)) = &held else { break };
-            if !take_records(group, extent, end, &mut bytes_left, &mut batch) {
+            if !take_records(
+                group,
+                extent,
+                end,
+                (max_bytes, &mut taken_bytes),
+                &mut batch,
+            ) {
                 break;
             }
         }
@@ -148,7 +154,7 @@ fn take_records(
     group: &Bytes,
     extent: &RecentExtent,
     end: u64,
-    bytes_left: &mut usize,
+    (max_bytes, taken_bytes): (usize, &mut usize),
     batch: &mut ReadBatch,
 ) -> bool {
     let records_end = (extent.records_at + extent.records_len) as usize;
@@ -160,10 +166,10 @@ fn take_records(
         };
         if offset >= batch.next_offset {
             let len = span.end - span.start;
-            if len > *bytes_left && !batch.records.is_empty() {
+            if *taken_bytes + len > max_bytes && !batch.records.is_empty() {
                 return false;
             }
-            *bytes_left = bytes_left.saturating_sub(len);
+            *taken_bytes += len;
             batch.records.push(group.slice(span.start..span.end));
             batch.next_offset = offset + 1;
         }

@@ -1,7 +1,13 @@
 //! Writes and flushes that fail, store too little, or find no space.
 
-use super::{payload, recover, write_id, Pending, Rng, Sim, SimOptions};
+use super::{
+    blank_segment, payload, recover, scan, settle_step, store_bytes, write_id, Pending, Rng, Sim,
+    SimOptions,
+};
 use crate::error::{AppendError, CommitError};
+use crate::format::SECTOR;
+use crate::machine::{Action, ControlEvent};
+use crate::recovery::settle;
 
 fn outcomes(sim: &mut Sim) -> Vec<Result<(), CommitError>> {
     sim.collect();
@@ -319,4 +325,152 @@ fn an_idle_log_is_small() {
     sim.settle();
     let state = std::mem::size_of::<crate::machine::logs::LogState>();
     assert!(state < 512, "{state} bytes");
+}
+
+#[test]
+fn a_record_above_the_bound_of_a_read_comes_alone() {
+    let mut sim = Sim::new(SimOptions::default());
+    let log = sim.log(0);
+    sim.append(0, &[b"a long one".to_vec(), Vec::new(), b"b".to_vec()]);
+    sim.settle();
+    let read = |bytes| sim.machine.read_recent(log, 0, bytes).expect("is there");
+    assert_eq!(read(5).next_offset, 1, "as from the device");
+    assert_eq!(read(10).next_offset, 2);
+    assert_eq!(read(11).next_offset, 3);
+}
+
+/// The first pending write finds no space, after all.
+fn refuse_first_write(sim: &mut Sim) -> Action {
+    let Pending { action, .. } = sim.pending.remove(0);
+    let id = write_id(&action);
+    let machine = &mut sim.machine;
+    machine.on_write_done(id, &action, Err(libc::ENOSPC), 0);
+    action
+}
+
+#[test]
+fn a_batch_behind_an_undone_truncation_is_not_stored_in_part() {
+    let mut sim = Sim::new(SimOptions::default());
+    let log = sim.log(0);
+    let records = |count: usize| vec![&b"record"[..]; count].into_iter();
+    sim.append(0, &vec![b"record".to_vec(); 4]);
+    sim.settle();
+    assert_eq!(outcomes(&mut sim), [Ok(())]);
+    let machine = &mut sim.machine;
+    let cut = machine.push_control(log, ControlEvent::Truncate(1), 7, 0, 0);
+    assert_eq!(cut, Ok(()));
+    // These are undone with it, though the tail they leave, 4, lies among their offsets.
+    assert_eq!(machine.append(log, 1, 7, 0, records(6), 0), Ok(1..7));
+    sim.pump();
+    refuse_first_write(&mut sim);
+    assert_eq!(outcomes(&mut sim), [Err(CommitError::DiskFull); 2]);
+    assert_eq!(sim.machine.tail(log), 4);
+}
+
+#[test]
+fn a_batch_whose_first_group_stays_is_stored_in_part() {
+    let mut rng = Rng(27);
+    let mut sim = Sim::new(SimOptions {
+        max_transfer_bytes: 1 << 20,
+        ..SimOptions::default()
+    });
+    let log = sim.log(0);
+    let batch: Vec<_> = (0..4).map(|_| payload(&mut rng, 9000)).collect();
+    sim.append(0, &batch);
+    sim.pump();
+    assert_eq!(sim.pending.len(), 2, "two groups are on their way");
+    sim.pending.swap(0, 1);
+    refuse_first_write(&mut sim);
+    sim.settle();
+    assert_eq!(outcomes(&mut sim), [Err(CommitError::StorageFailed)]);
+    let kept = sim.machine.tail(log);
+    assert!(0 < kept && kept < 4, "{kept}");
+}
+
+#[test]
+fn an_interrupted_start_does_not_bring_back_what_was_undone() {
+    let mut rng = Rng(28);
+    let mut sim = Sim::new(SimOptions::default());
+    sim.append(0, &[payload(&mut rng, 100)]);
+    sim.settle();
+    sim.append(0, &[payload(&mut rng, 200)]);
+    sim.pump();
+    // All of it is on the medium all the same.
+    let undone = refuse_first_write(&mut sim);
+    sim.store(&undone);
+    if let Some(shadow) = sim.shadows.get_mut(&0) {
+        shadow.submitted.pop();
+    }
+    sim.append(0, &[payload(&mut rng, 3000)]);
+    sim.pump();
+    // The next group goes to the next segment, and only its header gets there.
+    let images = sim.cut_power(|_, sector| sector == 0);
+    let whole = recover(images.clone());
+    assert_eq!((whole.damages, whole.logs[&0].1.len()), (0, 1));
+    let steps = settle::steps(&scan(&images));
+    let mut left = images;
+    for step in steps {
+        settle_step(&mut left, step);
+        let again = recover(left.clone());
+        assert_eq!((again.end, again.next_group), (whole.end, whole.next_group));
+        assert_eq!(again.logs[&0].1, whole.logs[&0].1, "after {step:?}");
+    }
+}
+
+/// Two attempts at the same groups find no space for the first of them, of which all but the header is on the
+/// medium; the others are whole. Then the power is cut during a third.
+#[test]
+fn groups_undone_twice_are_no_damage() {
+    let mut rng = Rng(29);
+    let mut sim = Sim::new(SimOptions {
+        commits_in_flight: 4,
+        max_transfer_bytes: 1 << 20,
+        ..SimOptions::default()
+    });
+    sim.append(0, &[payload(&mut rng, 100)]);
+    sim.settle();
+    for _ in 0..2 {
+        for _ in 0..4 {
+            sim.append(0, &[payload(&mut rng, 3000)]);
+            sim.pump();
+        }
+        assert_eq!(sim.pending.len(), 4);
+        let undone = refuse_first_write(&mut sim);
+        if let Action::Write {
+            segment,
+            position,
+            data,
+            ..
+        } = &undone
+        {
+            let behind = position + SECTOR as u64;
+            store_bytes(&mut sim.durable, *segment, behind, &data.as_ref()[SECTOR..]);
+        }
+        for Pending { action, .. } in std::mem::take(&mut sim.pending) {
+            sim.store(&action);
+        }
+        sim.collect();
+        let shadow = sim.shadows.get_mut(&0).expect("exists");
+        shadow.submitted.truncate(1);
+    }
+    sim.append(0, &[payload(&mut rng, 3000)]);
+    sim.pump();
+    for keep in [false, true] {
+        let recovered = recover(sim.cut_power(|_, _| keep));
+        assert_eq!(recovered.damages, 0, "{}", recovered.notes);
+        assert_eq!(recovered.logs[&0].1.len(), 1 + usize::from(keep));
+    }
+}
+
+#[test]
+fn a_segment_without_a_group_goes_with_the_garbage_behind_it() {
+    let mut garbage = blank_segment(2, 1);
+    garbage[4096..5000].fill(0x55);
+    let mut short = blank_segment(1, 1);
+    short.truncate(4096);
+    for first in [short, blank_segment(1, 1)] {
+        let images = [(1, first), (2, garbage.clone())].into();
+        let once = recover(images);
+        assert_eq!((once.damages, once.end, once.images.len()), (0, (0, 0), 0));
+    }
 }

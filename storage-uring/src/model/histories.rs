@@ -173,9 +173,8 @@ fn run(seed: u64) -> [u64; 4] {
 }
 
 #[test]
-#[ignore = "the count of the suite is being settled; run it by name"]
 fn random_histories_are_the_plain_lists() {
-    let histories = count("FELIX_HISTORIES", 150);
+    let histories = count("FELIX_HISTORIES", 250);
     let first = count("FELIX_HISTORIES_SEED", 1);
     let mut totals = [0; 4];
     for seed in first..first + histories {

@@ -16,6 +16,13 @@ pub enum Op {
     Begin(u64, &'static str),
 }
 
+impl Op {
+    /// Whether this is that very operation; only records are told apart.
+    fn is_same(&self, other: &Self) -> bool {
+        matches!((self, other), (Self::Record(a), Self::Record(b)) if Rc::ptr_eq(a, b))
+    }
+}
+
 /// A log in memory.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PlainLog {
@@ -113,6 +120,14 @@ impl Tracked {
         for _ in 0..ops + std::mem::take(&mut self.unclaimed) {
             let op = self.pending.pop_front().expect("was submitted");
             self.acked.apply(&op);
+            // What was refused together with it comes after it; what was refused before it cannot be there.
+            self.refused.retain_mut(|refused| {
+                let is_next = refused.first().is_some_and(|first| first.is_same(&op));
+                if is_next {
+                    refused.remove(0);
+                }
+                is_next
+            });
         }
     }
 
@@ -121,7 +136,8 @@ impl Tracked {
         self.refused.push(Vec::new());
     }
 
-    /// The next `ops` pending operations were answered with a failure; the first `stored` of them stay.
+    /// The next `ops` pending operations were answered with a failure; the first `stored` of them stay. What is
+    /// still pending may build on them and be refused in turn: `end_refusal` once all of it is answered.
     pub fn refuse(&mut self, ops: usize, stored: usize) {
         let kept = self.unclaimed + stored;
         let end = self.unclaimed + ops;
@@ -136,6 +152,10 @@ impl Tracked {
         refused.extend(self.pending.range(self.unclaimed..end).cloned());
         self.pending.drain(kept..end);
         self.unclaimed = kept;
+    }
+
+    /// All that was refused for one reason is answered: what is left follows on what was acknowledged.
+    pub fn end_refusal(&mut self) {
         self.submitted = self.acked.clone();
         for op in &self.pending {
             self.submitted.apply(op);

@@ -1,7 +1,7 @@
 //! The machine over the model device together with the plain model of every log, and the checks that hold
 //! after a power cut.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 use super::plain::{Op, PlainLog, Tracked};
@@ -119,7 +119,12 @@ impl Rig {
             return self.control(shard, op);
         }
         taken.expect("is taken");
-        self.logs.entry(shard).or_default().submit(op);
+        let tracked = self.logs.entry(shard).or_default();
+        if matches!(op, Op::Accept(generation) if generation == tracked.submitted.accepted) {
+            // Nothing new, so nothing is written; it only waits for what is on its way.
+            return self.wait(shard, 0);
+        }
+        tracked.submit(op);
         self.wait(shard, 1);
     }
 
@@ -146,6 +151,7 @@ impl Rig {
     /// Takes outcomes into the plain model: in order, and each once.
     pub fn collect(&mut self) {
         self.sim.collect();
+        let mut refused = BTreeSet::new();
         for done in std::mem::take(&mut self.sim.completions) {
             assert!(done.token > self.last_answered, "outcomes in order");
             self.last_answered = done.token;
@@ -153,6 +159,9 @@ impl Rig {
             let is_durable = done.result.is_ok();
             let tail = self.sim.machine.tail(self.sim.logs[&shard]);
             let tracked = self.logs.get_mut(&shard).expect("exists");
+            if !is_durable {
+                refused.insert(shard);
+            }
             match done.result {
                 Ok(()) => tracked.acknowledge(ops),
                 Err(CommitError::DiskFull) => tracked.refuse(ops, 0),
@@ -169,6 +178,9 @@ impl Rig {
                 // Its link leaves out whatever was refused before.
                 self.logs.values_mut().for_each(|log| log.refused.clear());
             }
+        }
+        for shard in refused {
+            self.logs.get_mut(&shard).expect("exists").end_refusal();
         }
     }
 

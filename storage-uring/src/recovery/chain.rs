@@ -42,8 +42,8 @@ pub(crate) struct Segment {
 pub(crate) struct Chain {
     /// Oldest first.
     pub live: Vec<Segment>,
-    /// No longer part of the log.
-    pub dead: Vec<u64>,
+    /// No longer part of the log: the link of a later segment leaves them out.
+    pub skipped: Vec<u64>,
     /// Never held a group.
     pub unused: Vec<u64>,
     /// Not of this data directory, or not a segment.
@@ -108,7 +108,7 @@ pub(crate) fn link(
     let mut wanted: Option<u64> = None;
     for mut segment in segments.into_iter().rev() {
         if wanted.is_some_and(|seq| segment.seq > seq) {
-            chain.dead.push(segment.seq);
+            chain.skipped.push(segment.seq);
             continue;
         }
         if wanted.is_some_and(|seq| segment.seq < seq) {

@@ -78,6 +78,9 @@ impl Scanner<'_> {
         if used_end <= end {
             self.trim(last, end);
         } else {
+            if self.segments[last].limit == Some(end) {
+                self.out.linked_cut = Some(end_seq);
+            }
             self.out.cuts.push(Cut {
                 core: self.out.core,
                 file: self.segments[last].file.clone(),

@@ -4,8 +4,8 @@
 //! - A bad group with nothing behind it and signs of an unfinished write is cut; so is anything that never
 //!   was a group. A complete group that does not match its checksum, with nothing behind it, may have been
 //!   acknowledged and is damage.
-//! - A bad group with up to `SURVIVORS_MAX` groups behind it, none of which vouches for it, and with signs
-//!   of an unfinished write is cut together with them.
+//! - A bad group with signs of an unfinished write is cut together with the groups behind it when none of them
+//!   vouches for it and their numbers follow its own by at most `SURVIVORS_MAX`.
 //! - Everything else is damage: the logs in it are refused, the scan goes on behind it.
 //!
 //! Pure apart from reading: cuts are reported, not carried out, and depend only on the bytes, so every start
@@ -83,6 +83,8 @@ pub(crate) struct CoreScan {
     pub losses: Vec<UnknownLoss>,
     pub cuts: Vec<Cut>,
     pub damages: Vec<Damage>,
+    /// Segment of the cut that a later segment's link says, too.
+    pub linked_cut: Option<u64>,
     /// Something was judged to be damage by what lies behind it: that must stay.
     pub keeps_tail: bool,
     pub counts: ScanCounts,
@@ -93,6 +95,8 @@ pub(crate) struct CoreScan {
     pub orderly_stop: bool,
     pub live: Vec<u64>,
     pub dead: Vec<u64>,
+    /// No part of the log either: a link of a later segment leaves them out.
+    pub skipped: Vec<u64>,
     pub unused: Vec<u64>,
     pub strays: Vec<(u64, &'static str)>,
     /// Segment and position behind which the newest live segment holds nothing but zeros.
@@ -129,7 +133,7 @@ pub(crate) fn scan_core(
 ) -> Result<CoreScan, StorageError> {
     let Chain {
         live,
-        dead,
+        skipped,
         unused,
         strays,
     } = chain::link(uuid, core, inputs)?;
@@ -139,6 +143,7 @@ pub(crate) fn scan_core(
         losses: Vec::new(),
         cuts: Vec::new(),
         damages: Vec::new(),
+        linked_cut: None,
         keeps_tail: false,
         counts: ScanCounts {
             segments: live.len() as u64,
@@ -148,7 +153,8 @@ pub(crate) fn scan_core(
         next_group: 1,
         orderly_stop: false,
         live: live.iter().map(|segment| segment.seq).collect(),
-        dead,
+        dead: Vec::new(),
+        skipped,
         unused,
         strays,
         trim: None,
@@ -199,7 +205,11 @@ impl Scanner<'_> {
         loop {
             let segment = &mut self.segments[at];
             if segment.limit.is_some_and(|limit| position >= limit) || position >= segment.len {
-                self.out.end = (segment.seq, position.min(segment.limit.unwrap_or(position)));
+                // The log never ends in a segment without a group: that one goes when nothing follows it.
+                if position > SEGMENT_HEADER_BYTES {
+                    let end = position.min(segment.limit.unwrap_or(position));
+                    self.out.end = (segment.seq, end);
+                }
                 return Ok(true);
             }
             let header = self.header_at(at, position)?;

@@ -4,6 +4,10 @@
 //! first, newest first and each durably: whatever is left then looks like an earlier power cut, and the next
 //! start comes to the same end. Were the cut file shortened first, groups behind the gap would be left without
 //! the unfinished one that explains them, and the next start would have to call that damage.
+//!
+//! What a later segment's link leaves out, whole segments and bytes behind the place it names, goes before that
+//! segment: it may be a whole group that was undone for want of space, and without the link the next start would
+//! take it for the log's.
 
 use std::path::Path;
 
@@ -81,18 +85,32 @@ pub(crate) fn steps(scan: &CoreScan) -> Vec<SettleStep> {
     // start. The link of the next group leaves out what would have been cut.
     let cuts_are_due = !scan.keeps_tail;
     let is_due = |segment: &&u64| cuts_are_due || **segment < scan.end.0;
+    let newest_first = |mut segments: Vec<u64>| {
+        segments.sort_unstable_by(|a, b| b.cmp(a));
+        segments
+    };
+    let skipped = newest_first(scan.skipped.iter().filter(is_due).copied().collect());
+    let removals = skipped.iter().map(|it| SettleStep::Remove { segment: *it });
+    steps.extend(removals);
+    if !skipped.is_empty() {
+        steps.push(SettleStep::SyncDirectory);
+    }
+    let cuts = scan.cuts.iter().filter(|_| cuts_are_due);
+    let (linked, cuts): (Vec<_>, Vec<_>) = cuts
+        .map(|cut| (cut.segment, cut.position))
+        .partition(|(segment, _)| scan.linked_cut == Some(*segment));
+    for (segment, bytes) in linked {
+        steps.push(SettleStep::Shorten { segment, bytes });
+    }
     let dead = scan.dead.iter().filter(is_due);
-    let mut gone: Vec<u64> = dead.chain(&scan.unused).copied().collect();
-    gone.sort_unstable_by(|a, b| b.cmp(a));
+    let gone = newest_first(dead.chain(&scan.unused).copied().collect());
     for segment in &gone {
         steps.push(SettleStep::Remove { segment: *segment });
         if *segment > scan.end.0 {
             steps.push(SettleStep::SyncDirectory);
         }
     }
-    let cuts = scan.cuts.iter().filter(|_| cuts_are_due);
-    let cuts = cuts.map(|cut| (cut.segment, cut.position));
-    for (segment, bytes) in cuts.chain(scan.trim) {
+    for (segment, bytes) in cuts.into_iter().chain(scan.trim) {
         if !gone.contains(&segment) {
             steps.push(SettleStep::Shorten { segment, bytes });
         }

@@ -26,6 +26,13 @@ pub(super) enum Verdict {
     Damaged(&'static str),
 }
 
+/// The number of a bad group when nothing says which it was, by the next one that is found: the lowest possible
+/// errs on the side of damage.
+fn lowest_before(found: u64, next_group: u64) -> u64 {
+    let lowest = found.saturating_sub(SURVIVORS_MAX as u64);
+    lowest.max(next_group)
+}
+
 impl Scanner<'_> {
     /// What to make of a position where the expected group is not.
     pub(super) fn judge(
@@ -61,11 +68,7 @@ impl Scanner<'_> {
         let bad_group = match (header, self.expected, later.first()) {
             (Some(header), _, _) => header.group,
             (None, Some(expected), _) => expected,
-            // Nothing says which group this was. The lowest possible number errs on the side of damage.
-            (None, None, Some(next)) => {
-                let lowest = next.header.group.saturating_sub(SURVIVORS_MAX as u64);
-                lowest.max(self.out.next_group)
-            }
+            (None, None, Some(next)) => lowest_before(next.header.group, self.out.next_group),
             (None, None, None) => self.out.next_group,
         };
         if later.is_empty() && !limited {
@@ -83,7 +86,12 @@ impl Scanner<'_> {
         let vouched = later
             .iter()
             .any(|later| later.header.durable_group >= bad_group);
-        if !vouched && unfinished && later.len() <= SURVIVORS_MAX {
+        // Undone groups leave their numbers to the next ones, so more of them than numbers may lie behind.
+        let last_survivor = bad_group.saturating_add(SURVIVORS_MAX as u64);
+        let all_survive = later
+            .iter()
+            .all(|later| later.header.group <= last_survivor);
+        if !vouched && unfinished && all_survive {
             return Ok(Verdict::Cut(
                 "a group was not completely written, nor acknowledged",
             ));
@@ -95,7 +103,9 @@ impl Scanner<'_> {
         }))
     }
 
-    /// Up to `SURVIVORS_MAX + 1` live groups behind a bad one, in this and later segments.
+    /// The live groups behind a bad one (0 when nothing says which it is), in this and later segments, as far as
+    /// its verdict may depend on them: `SURVIVORS_MAX + 1` of them, and on to one that vouches for it or was not
+    /// written together with it.
     pub(super) fn look_ahead(
         &mut self,
         at: usize,
@@ -104,6 +114,7 @@ impl Scanner<'_> {
     ) -> Result<Vec<Later>, StorageError> {
         let core = self.out.core;
         let mut found: Vec<Later> = Vec::new();
+        let mut is_decided = false;
         let mut from = position + ALIGN as u64;
         for segment_at in at..self.segments.len() {
             let segment = &mut self.segments[segment_at];
@@ -116,7 +127,13 @@ impl Scanner<'_> {
                         position,
                         header,
                     });
-                    if found.len() > SURVIVORS_MAX {
+                    let bad = match bad_group {
+                        0 => lowest_before(found[0].header.group, self.out.next_group),
+                        known => known,
+                    };
+                    is_decided |= header.durable_group >= bad
+                        || header.group > bad.saturating_add(SURVIVORS_MAX as u64);
+                    if found.len() > SURVIVORS_MAX && is_decided {
                         return Ok(found);
                     }
                 }
