@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use storage_uring::{AppendError, CommitError, Completion, LogKind, LogName, LogRef};
 
+use crate::catalog::Consistency;
 use crate::ids::{CorrelationId, Generation, Offset, ShardId, ShardKind};
 use crate::proto::outcome::Appended;
 use crate::wire::internal::Payloads;
@@ -193,6 +194,7 @@ impl Core {
         };
         match self.storage.open_log(&log_name(shard, kind)) {
             Ok(log) => {
+                self.set_retention(shard, log);
                 self.log_shards.insert(log, Arc::clone(shard));
                 let open = OpenLog {
                     log,
@@ -204,6 +206,50 @@ impl Core {
             Err(error) => {
                 self.report_shard_failure(shard, &error);
                 Err(AppendRefusal::LogFailed)
+            }
+        }
+    }
+
+    /// Streams alone lose records by age and size: caches and counters are states.
+    fn set_retention(&self, shard: &ShardId, log: LogRef) {
+        if shard.kind != ShardKind::Stream {
+            return;
+        }
+        let route = self.routes.shard(shard);
+        let waits_for_majority = route.is_some_and(|route| {
+            route.is_local
+                && route.replicas.len() > 1
+                && self.consistency(shard) == Some(Consistency::Quorum)
+        });
+        let mut retention = self.settings.retention;
+        if waits_for_majority {
+            // Nothing goes that a majority may not have; the leader raises this with its mark.
+            retention.below = 0;
+        }
+        self.storage.set_retention(log, retention);
+    }
+
+    fn consistency(&self, shard: &ShardId) -> Option<Consistency> {
+        let names = (&shard.tenant, &shard.namespace, &shard.name);
+        let stream = self
+            .routes
+            .stream(names.0.as_str(), names.1.as_str(), names.2.as_str());
+        stream.map(|stream| stream.consistency)
+    }
+
+    /// Opens the streams that have records here, so that retention looks at them before they are used.
+    pub(super) fn open_kept_streams(&mut self) {
+        let routes = Arc::clone(&self.routes);
+        let held = routes.shards().filter(|route| {
+            let is_here = route.core.0 == self.index;
+            is_here && (route.is_local || route.is_follower)
+        });
+        for route in held {
+            let shard = &route.shard_id;
+            let is_stream = shard.kind == ShardKind::Stream;
+            if is_stream && self.storage.holds(&log_name(shard, LogKind::Stream)) {
+                // A shard that cannot be opened is reported by this and refuses its requests.
+                drop(self.open_log(shard));
             }
         }
     }

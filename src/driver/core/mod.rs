@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use shard_executor::{Inbox, MeshPort, Signal};
-use storage_uring::{Completion, LogRef, Storage};
+use storage_uring::{Completion, LogRef, Retention, Storage};
 
 use crate::admin::{ShardFailure, SharedState};
 use crate::auth::Verifier;
@@ -104,6 +104,8 @@ pub struct Settings {
     pub rebuilds: Arc<RebuildBudget>,
     /// How long a write waits for a majority.
     pub quorum_timeout: Duration,
+    /// How long shards of streams keep their records.
+    pub retention: Retention,
 }
 
 /// Everything one core starts from. Made on the main thread, moved into the executor.

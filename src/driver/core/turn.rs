@@ -36,6 +36,7 @@ pub struct CoreEnd {
 impl Core {
     /// Runs until the control threads stop it.
     pub async fn run(mut self) -> CoreEnd {
+        self.open_kept_streams();
         let mut alarm = Alarm::new();
         self.tell_time();
         self.lead_assigned_shards();
@@ -364,6 +365,7 @@ impl Core {
             Control::Catalog(catalog) => {
                 let table = RouteTable::build(&catalog, &self.me, self.settings.cores);
                 self.routes = Arc::new(table);
+                self.open_kept_streams();
                 self.verifier.replace_keys(&catalog);
                 self.ship_after_catalog();
                 self.drop_readers_of_moved_shards();

@@ -19,22 +19,22 @@ use crate::walk::{ReadWalk, WalkStep, WantedRead};
 const READ_AROUND_BYTES: u64 = 128 * 1024;
 
 /// Counts a read for as long as it lives, also when its future is dropped.
-struct Permit<'a>(&'a Rc<Shared>);
+struct Permit<'a> {
+    shared: &'a Rc<Shared>,
+    serial: u64,
+}
 
 impl<'a> Permit<'a> {
     fn take(shared: &'a Rc<Shared>) -> Result<Self, ReadError> {
-        let mut core = shared.core.borrow_mut();
-        if core.active_reads >= core.max_reads() {
-            return Err(ReadError::Overloaded);
-        }
-        core.active_reads += 1;
-        Ok(Self(shared))
+        let serial = shared.core.borrow_mut().begin_read();
+        let serial = serial.ok_or(ReadError::Overloaded)?;
+        Ok(Self { shared, serial })
     }
 }
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        self.0.core.borrow_mut().active_reads -= 1;
+        self.shared.core.borrow_mut().end_read(self.serial);
     }
 }
 

@@ -47,6 +47,11 @@ impl Reading {
         Ok(file)
     }
 
+    /// Closes a segment that goes.
+    pub fn forget(&mut self, core: u16, segment: u64) {
+        self.files.retain(|(key, _)| *key != (core, segment));
+    }
+
     /// Memory for a read; a small one is not worth a pooled buffer.
     pub fn buffer(&mut self, len: usize) -> Draft {
         if len > self.buffers.slab_bytes() || len * 16 < self.buffers.slab_bytes() {

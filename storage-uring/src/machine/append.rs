@@ -59,9 +59,28 @@ impl CommitMachine {
         now_us: u64,
         token: u64,
     ) -> Result<(), AppendError> {
+        self.queue_control(log, event, time_us, now_us)?;
+        let tail = self.logs.get(log).tail;
+        self.wait_for_newest(Waiter {
+            token,
+            log,
+            range: tail..tail,
+            refused: None,
+        });
+        Ok(())
+    }
+
+    /// Queues a control event nobody waits for.
+    pub(super) fn queue_control(
+        &mut self,
+        log: LogRef,
+        event: ControlEvent<'_>,
+        time_us: u64,
+        now_us: u64,
+    ) -> Result<(), AppendError> {
         self.check_usable(log)?;
         self.check_event(log, event)?;
-        self.check_fits(log, std::iter::once(&[][..]))?;
+        self.check_room(RECORD_HEADER_BYTES, 0)?;
         let state = self.logs.get(log);
         let tail = state.tail;
         let is_known =
@@ -74,13 +93,7 @@ impl CommitMachine {
                 open.push_change(self.writer.tail(), &mut self.logs, log, time_us, change);
             }
         }
-        let tail = self.logs.get(log).tail;
-        self.wait_for_newest(Waiter {
-            token,
-            log,
-            range: tail..tail,
-            refused: None,
-        });
+        self.count_open();
         Ok(())
     }
 
@@ -157,6 +170,12 @@ impl CommitMachine {
             }
             total += payload.len() + RECORD_HEADER_BYTES;
         }
+        // The last of the room is for events: they are what makes room.
+        self.check_room(total, self.room_for_reclaim())
+    }
+
+    /// Bounds of the queue and, when space is short, of the room at hand, `kept` of which is not for this.
+    pub(super) fn check_room(&mut self, total: usize, kept: u64) -> Result<(), AppendError> {
         if self.queued_bytes > 0 && self.queued_bytes + total > self.config.max_queued_bytes {
             self.stats.refused_overloaded += 1;
             return Err(AppendError::Overloaded);
@@ -164,12 +183,21 @@ impl CommitMachine {
         if self.space_exhausted {
             let groups = total / self.config.commit_max_bytes + 2;
             let needed = total as u64 + (groups * 2 * ALIGN) as u64;
-            if needed > self.room_in_segments() {
+            if needed.saturating_add(kept) > self.room_in_segments() {
                 self.stats.refused_disk_full += 1;
                 return Err(AppendError::DiskFull);
             }
         }
         Ok(())
+    }
+
+    /// Room in the segments at hand that only events may use: a sixteenth of a segment, at most 1 MiB; all of
+    /// it when the last segment came out of the reserve.
+    fn room_for_reclaim(&self) -> u64 {
+        if self.only_events {
+            return u64::MAX;
+        }
+        (self.config.segment_bytes / 16).min(1 << 20)
     }
 
     fn largest_payload(&self, log: LogRef) -> usize {
@@ -210,7 +238,7 @@ impl CommitMachine {
     }
 
     /// Makes sure the open group can take an event of `len` bytes, header and name included.
-    fn ensure_room_for_event(&mut self, now_us: u64, len: usize) {
+    pub(super) fn ensure_room_for_event(&mut self, now_us: u64, len: usize) {
         if let Some(open) = &self.open {
             if open.used + len <= open.capacity {
                 return;
@@ -260,11 +288,18 @@ impl CommitMachine {
         self.queue.push_back(closed);
     }
 
-    /// Attaches a waiter to the newest group that is not durable; with none, the wait is over already.
-    fn wait_for_newest(&mut self, waiter: Waiter) {
-        let newest = if let Some(open) = self.open.as_mut() {
+    /// Counts what was put into the open group.
+    pub(super) fn count_open(&mut self) {
+        if let Some(open) = &self.open {
             self.queued_bytes = self.queued_bytes - self.open_counted + open.used;
             self.open_counted = open.used;
+        }
+    }
+
+    /// Attaches a waiter to the newest group that is not durable; with none, the wait is over already.
+    fn wait_for_newest(&mut self, waiter: Waiter) {
+        self.count_open();
+        let newest = if let Some(open) = self.open.as_mut() {
             Some(&mut open.lists)
         } else if let Some(closed) = self.queue.back_mut() {
             Some(&mut closed.lists)
@@ -283,6 +318,6 @@ impl CommitMachine {
     }
 }
 
-fn state_name_bytes(machine: &CommitMachine, log: LogRef) -> usize {
+pub(super) fn state_name_bytes(machine: &CommitMachine, log: LogRef) -> usize {
     machine.logs.get(log).encoded_name.len()
 }

@@ -1,7 +1,7 @@
 //! Sealing groups, tracking their writes, and what happens when a write does not work.
 
 use super::control::Change;
-use super::group::{ClosedGroup, Flight, GroupLists, PendingChange, Waiter};
+use super::group::{ClosedGroup, ExtentMeta, Flight, GroupLists, PendingChange, Waiter};
 use super::logs::LogRef;
 use super::{Action, CommitMachine, Completion, CurrentSegment, Health, IoId, ReadySegment};
 use crate::error::CommitError;
@@ -24,6 +24,15 @@ impl CommitMachine {
     pub fn on_segment_ready(&mut self, segment: ReadySegment) {
         self.ready.push_back(segment);
         self.space_exhausted = false;
+        self.only_events = false;
+        self.waiting_for_segment_since_us = None;
+    }
+
+    /// A segment is ready that took the place kept for giving space back: only events may use it.
+    pub fn on_reserve_segment(&mut self, segment: ReadySegment) {
+        self.ready.push_back(segment);
+        self.space_exhausted = true;
+        self.only_events = true;
         self.waiting_for_segment_since_us = None;
     }
 
@@ -317,9 +326,13 @@ impl CommitMachine {
             "INV-S1: groups become durable in order"
         );
         self.durable_group = flight.group;
+        self.durable_segment = flight.segment;
         self.queued_bytes = self.queued_bytes.saturating_sub(flight.region.len());
         self.closed |= flight.flags & crate::format::group::GROUP_FLAG_CLOSE != 0;
         self.count(&flight, now_us);
+        let time_us = flight.lists.extents.last().map_or(0, |last| last.time_us);
+        self.segments
+            .on_group(flight.segment, flight.group, flight.prev_end, time_us);
         let GroupLists {
             mut extents,
             mut waiters,
@@ -335,9 +348,14 @@ impl CommitMachine {
             if extent.kind == ExtentKind::Records {
                 let state = self.logs.get_mut(extent.log);
                 state.on_records(&extent);
+                let bytes = u64::from(extent.records_len);
+                self.segments
+                    .on_records(state.id, state.durable_tail, bytes);
                 if keeps {
                     self.recent.add(&extent, state);
                 }
+            } else if extent.kind == ExtentKind::State {
+                self.apply_restated(&extent);
             } else if let Some(pending) = pending.next() {
                 self.apply_change(extent.log, extent.changes, &pending.change);
             }
@@ -378,12 +396,22 @@ impl CommitMachine {
         self.stats.commit_us_max = self.stats.commit_us_max.max(spent_us);
     }
 
+    fn apply_restated(&mut self, extent: &ExtentMeta) {
+        let state = self.logs.get_mut(extent.log);
+        state.restated_in = extent.place.segment;
+        state.restating = false;
+        self.segments.on_event(state.id);
+        self.stats.restatements += 1;
+    }
+
     fn apply_change(&mut self, log: LogRef, changes: u32, change: &Change) {
         let state = self.logs.get_mut(log);
         state.control.changes = changes;
         state.control.apply(change);
+        self.segments.on_event(state.id);
         match change {
             Change::Truncate(offset) => {
+                self.segments.on_truncate(state.id, *offset);
                 state.durable_tail = *offset;
                 state.index.on_truncate(*offset);
                 state.truncate_recent(*offset);
@@ -393,6 +421,8 @@ impl CommitMachine {
                 state.durable_tail = *offset;
                 state.index.clear();
                 state.recent.clear();
+                state.held_bytes = 0;
+                self.segments.on_place(state.id);
             }
             Change::Base(offset) => {
                 state.base = state.base.max(*offset);
@@ -424,7 +454,7 @@ impl CommitMachine {
             let first_undone = flight.serial;
             self.outbox.retain(|action| match action {
                 Action::Write { id, .. } | Action::Flush { id, .. } => id.serial < first_undone,
-                Action::SegmentDone { .. } => true,
+                Action::SegmentDone { .. } | Action::Free { .. } => true,
             });
         }
         self.plan = self
@@ -460,7 +490,10 @@ impl CommitMachine {
             .flat_map(|lists| lists.extents.iter().rev())
         {
             let state = self.logs.get_mut(extent.log);
-            if extent.kind != ExtentKind::Records {
+            if extent.kind == ExtentKind::State {
+                state.restating = false;
+            }
+            if extent.kind.is_change() {
                 state.changes -= 1;
                 if let Some(pending) = changes.pop() {
                     state.accepted = pending.accepted_before;

@@ -9,6 +9,7 @@ use std::ops::Range;
 use super::control::Change;
 use super::logs::{LogRef, LogTable};
 use crate::error::CommitError;
+use crate::format::body;
 use crate::format::extent::{ExtentHeader, ExtentKind, EXTENT_HEADER_BYTES};
 use crate::format::group::GROUP_HEADER_BYTES;
 use crate::format::record;
@@ -225,6 +226,35 @@ impl OpenGroup {
         });
     }
 
+    /// Restates a log's state. `content` is the body; the caller made sure that it fits.
+    pub fn push_state(
+        &mut self,
+        bytes: &mut [u8],
+        logs: &mut LogTable,
+        log: LogRef,
+        time_us: u64,
+        content: &[u8],
+    ) {
+        let state = logs.get(log);
+        let start = ExtentStart {
+            log,
+            kind: ExtentKind::State,
+            first_offset: state.tail,
+            generation: state.generation,
+            time_us,
+        };
+        let (id, tail) = (state.id, state.tail);
+        self.start_extent(bytes, logs, start);
+        let body_len = content.len() + body::CRC_BYTES;
+        let out = &mut bytes[self.used..self.used + body_len];
+        out[..content.len()].copy_from_slice(content);
+        body::seal(out, id, tail);
+        self.used += body_len;
+        if let Some(extent) = self.lists.extents.last_mut() {
+            extent.records_len = body_len as u32;
+        }
+    }
+
     /// Copies one record in. The caller made sure that it fits.
     pub fn push_record(
         &mut self,
@@ -300,7 +330,8 @@ impl ClosedGroup {
                 ExtentKind::Truncate
                 | ExtentKind::Base
                 | ExtentKind::Accept
-                | ExtentKind::Begin => {}
+                | ExtentKind::Begin
+                | ExtentKind::State => {}
             }
             let header = ExtentHeader {
                 kind: extent.kind,

@@ -29,10 +29,37 @@ pub struct LogSeed {
     pub generation: u64,
     /// Accepted generation and history.
     pub control: Control,
+    /// Core directory it last wrote to, and number of cores of that start.
+    pub home: Option<(u16, u16)>,
+    /// Bytes of records at or above the base.
+    pub held_bytes: u64,
+    /// Segment of this core's directory with the newest restatement of the log's state; 0: none.
+    pub restated_in: u64,
     /// Where the records are.
     pub index: LogIndex,
     /// Set when the log must be refused.
     pub damage: Option<Arc<str>>,
+}
+
+/// How long a log's records are kept. Only whole stretches in finished segments are given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retention {
+    /// Bytes to keep at least; 0: no bound.
+    pub bytes: u64,
+    /// Microseconds to keep records at least; 0: for ever.
+    pub age_us: u64,
+    /// Nothing at or above this offset is given up, whatever the bounds say.
+    pub below: u64,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self {
+            bytes: 0,
+            age_us: 0,
+            below: u64::MAX,
+        }
+    }
 }
 
 /// Extent of a group that is still in memory.
@@ -65,6 +92,15 @@ pub(crate) struct LogState {
     pub accepted: u64,
     /// Events so far, durable or not.
     pub changes: u32,
+    /// Segment of the newest durable restatement; 0 when there is none in this core's directory.
+    pub restated_in: u64,
+    /// A restatement is on its way.
+    pub restating: bool,
+    /// Bytes of durable records not given up, as far as segments are finished.
+    pub held_bytes: u64,
+    pub retention: Retention,
+    /// Last sweep of the segments that found something to keep.
+    pub kept_in_sweep: u64,
     /// Newest record extent that was given a place, durable or not.
     pub last_sealed: Place,
     /// Segment ordinal that already carries this log's name; 0 is none.
@@ -90,6 +126,11 @@ impl LogState {
             accepted: seed.control.accepted,
             changes: seed.control.changes,
             control: seed.control,
+            restated_in: seed.restated_in,
+            restating: false,
+            held_bytes: seed.held_bytes,
+            retention: Retention::default(),
+            kept_in_sweep: u64::MAX,
             last_sealed: seed.index.last(),
             named_in: 0,
             index: seed.index,
@@ -104,6 +145,7 @@ impl LogState {
         let bytes = u64::from(extent.records_len);
         self.index
             .on_extent(extent.first_offset, extent.place, extent.prev, bytes);
+        self.held_bytes += bytes;
     }
 
     /// Cuts the in-memory extents at `offset`.
@@ -158,6 +200,11 @@ impl LogTable {
         self.by_id.insert(state.id, log);
         self.logs.push(state);
         Ok(log)
+    }
+
+    /// The log with this id, if it is open.
+    pub fn by_id(&self, id: LogId) -> Option<LogRef> {
+        self.by_id.get(&id).copied()
     }
 
     pub fn get(&self, log: LogRef) -> &LogState {

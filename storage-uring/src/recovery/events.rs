@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::format::extent::{ExtentHeader, ExtentKind};
 use crate::format::Place;
 use crate::index::LogIndex;
-use crate::machine::control::Change;
+use crate::machine::control::{Change, Restated};
 use crate::machine::LogSeed;
 use crate::name::{LogId, LogName};
 
@@ -29,6 +29,8 @@ pub(crate) enum ScanEvent {
     Run(Run),
     /// An event, with its number (0 when version 1 wrote it).
     Change(Change, u32),
+    /// The state, restated.
+    Restated(Box<Restated>),
     /// Records of this log may have been lost here; the next run tells.
     Suspect(Arc<str>),
     /// Records of this log were lost here.
@@ -67,8 +69,14 @@ impl Chapters {
         let events = self.events(header.log, epoch);
         if header.kind == ExtentKind::Records {
             on_records(events, header, place);
+        } else if let Some(restated) = Restated::decode(header, bytes) {
+            events.push(ScanEvent::Restated(Box::new(restated)));
         } else if let Some(change) = Change::decode(header, bytes) {
             events.push(ScanEvent::Change(change, header.changes));
+        } else {
+            // Its checksums match: whoever wrote it meant something this build does not understand.
+            let detail = format!("an event at {place:?} cannot be read");
+            events.push(ScanEvent::Damaged(detail.into()));
         }
     }
 
@@ -127,6 +135,7 @@ impl Assembly {
     fn apply(&mut self, event: ScanEvent) {
         match event {
             ScanEvent::Run(run) => self.apply_run(run),
+            ScanEvent::Restated(restated) => self.apply_restated(*restated),
             ScanEvent::Change(change, number) => self.apply_change(&change, number),
             ScanEvent::Suspect(detail) => self.suspect = Some(detail),
             ScanEvent::Damaged(detail) => self.damage = Some(detail),
@@ -135,7 +144,7 @@ impl Assembly {
 
     fn apply_change(&mut self, change: &Change, number: u32) {
         if number != 0 {
-            self.lost_change |= number != self.seed.control.changes + 1;
+            self.lost_change |= number - 1 != self.seed.control.changes;
             self.seed.control.changes = number;
         }
         self.seed.control.apply(change);
@@ -143,11 +152,30 @@ impl Assembly {
             Change::Truncate(offset) => {
                 self.seed.tail = self.seed.tail.min(*offset);
                 self.seed.index.on_truncate(*offset);
+                cut_gaps(&mut self.gaps, *offset);
             }
             Change::Place(offset) => self.place(*offset),
             Change::Base(offset) => self.seed.base = self.seed.base.max(*offset),
             Change::Accept(_) | Change::Begin(_) => {}
         }
+    }
+
+    /// What is restated is the whole truth about everything but records: events before it may be gone.
+    fn apply_restated(&mut self, restated: Restated) {
+        let seed = &mut self.seed;
+        if restated.tail < seed.tail {
+            seed.index.on_truncate(restated.tail);
+            cut_gaps(&mut self.gaps, restated.tail);
+        } else if restated.tail > seed.tail {
+            self.gaps.push((seed.tail, restated.tail));
+        }
+        seed.tail = restated.tail;
+        seed.base = restated.base;
+        seed.generation = seed.generation.max(restated.generation);
+        seed.control = restated.control;
+        self.lost_change = false;
+        // Tail and number of events are known again; holes below the tail show by themselves.
+        self.suspect = None;
     }
 
     /// The log starts anew; what was missing before does not matter any more.
@@ -167,15 +195,23 @@ impl Assembly {
     }
 
     fn apply_run(&mut self, run: Run) {
-        let no_change_lost = run.changes == self.seed.control.changes;
+        // A change that was missed before may have been the cut that these records lie behind.
+        let no_change_lost = run.changes == self.seed.control.changes && !self.lost_change;
         self.lost_change |= !no_change_lost;
-        if run.first == self.seed.tail && no_change_lost {
-            // Nothing is missing, so the loss before was of other logs.
+        if no_change_lost {
+            // Nothing but records can be missing, and that shows as a gap: the loss before was of other logs.
             self.suspect = None;
-        } else if run.first != self.seed.tail {
-            self.gaps
-                .push((self.seed.tail.min(run.first), run.first.max(self.seed.tail)));
         }
+        if run.first > self.seed.tail || (run.first < self.seed.tail && no_change_lost) {
+            let (from, to) = (self.seed.tail.min(run.first), self.seed.tail.max(run.first));
+            self.gaps.push((from, to));
+        } else if run.first < self.seed.tail {
+            // The cut before it is not here; unless a restatement follows, the log is refused for that.
+            self.seed.index.on_truncate(run.first);
+            cut_gaps(&mut self.gaps, run.first);
+        }
+        // Events up to this number are behind; which they were a restatement tells.
+        self.seed.control.changes = run.changes;
         self.seed.tail = run.end;
         self.seed.generation = self.seed.generation.max(run.generation);
         self.seed.index.append(run.index);
@@ -205,6 +241,14 @@ impl Assembly {
             self.seed.tail = base;
         }
         self.seed
+    }
+}
+
+/// What was missing above a cut does not matter.
+fn cut_gaps(gaps: &mut Vec<(u64, u64)>, tail: u64) {
+    gaps.retain(|(from, _)| *from < tail);
+    for (_, to) in gaps {
+        *to = (*to).min(tail);
     }
 }
 
@@ -241,6 +285,7 @@ pub(crate) fn assemble(
         .into_iter()
         .map(|(log, mut pieces)| {
             pieces.sort_by_key(|(epoch, core, _)| (*epoch, *core));
+            let newest = pieces.last().map(|(epoch, core, _)| (*epoch, *core));
             for loss in losses {
                 if may_have_lost(&pieces, loss, core_counts) {
                     pieces.push((
@@ -255,7 +300,12 @@ pub(crate) fn assemble(
             for event in pieces.into_iter().flat_map(|(_, _, events)| events) {
                 assembly.apply(event);
             }
-            (log, (names.remove(&log), assembly.finish()))
+            let mut seed = assembly.finish();
+            if let Some((epoch, core)) = newest {
+                let count = core_counts.get(&epoch).copied();
+                seed.home = count.map(|count| (core, count));
+            }
+            (log, (names.remove(&log), seed))
         })
         .collect()
 }

@@ -11,6 +11,7 @@
 //! Pure apart from reading: cuts are reported, not carried out, and depend only on the bytes, so every start
 //! comes to the same verdict.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 use serde::Serialize;
@@ -20,11 +21,13 @@ use super::events::{Chapters, UnknownLoss};
 use super::progress::RecoveryProgress;
 use super::verdict::Verdict;
 use crate::error::StorageError;
-use crate::format::extent::ExtentHeader;
+use crate::format::extent::{ExtentHeader, ExtentKind};
+use crate::format::freed::FreedRuns;
 use crate::format::group::{GroupHeader, GROUP_FLAG_CLOSE, GROUP_HEADER_BYTES};
 use crate::format::segment::SEGMENT_HEADER_BYTES;
 use crate::format::{DataUuid, Place};
 use crate::name::{LogId, LogName};
+use crate::usage::SegmentTable;
 
 /// Groups that can lie behind an unfinished one: the largest number of commits in flight, less one.
 pub const SURVIVORS_MAX: usize = 3;
@@ -99,6 +102,11 @@ pub(crate) struct CoreScan {
     pub trim: Option<(u64, u64)>,
     /// Number of cores in each epoch that created a segment here.
     pub core_counts: Vec<(u64, u16)>,
+    /// What the segments are good for.
+    pub uses: SegmentTable,
+    /// Segment of the newest restatement of each log.
+    pub restated: HashMap<LogId, u64>,
+    pub freed: FreedRuns,
 }
 
 /// How a scan is done.
@@ -125,6 +133,7 @@ pub(crate) fn scan_core(
     uuid: &DataUuid,
     core: u16,
     inputs: Vec<SegmentInput>,
+    freed: FreedRuns,
     options: ScanOptions<'_>,
 ) -> Result<CoreScan, StorageError> {
     let Chain {
@@ -132,7 +141,7 @@ pub(crate) fn scan_core(
         dead,
         unused,
         strays,
-    } = chain::link(uuid, core, inputs)?;
+    } = chain::link(uuid, core, inputs, &freed)?;
     let out = CoreScan {
         core,
         chapters: Chapters::default(),
@@ -153,6 +162,9 @@ pub(crate) fn scan_core(
         strays,
         trim: None,
         core_counts: live.iter().filter_map(|segment| segment.born).collect(),
+        uses: SegmentTable::default(),
+        restated: HashMap::new(),
+        freed,
     };
     let mut scanner = Scanner {
         options,
@@ -188,12 +200,7 @@ pub(crate) fn scan_core(
 impl Scanner<'_> {
     /// Walks one segment; false when the log ends in it for good.
     fn scan_segment(&mut self, at: usize) -> Result<bool, StorageError> {
-        if self.segments[at].after_gap {
-            self.expected = None;
-            if at > 0 {
-                self.report_missing_segments(at);
-            }
-        }
+        self.enter(at);
         let mut position = SEGMENT_HEADER_BYTES;
         let mut looked_again_at = 0;
         loop {
@@ -250,6 +257,22 @@ impl Scanner<'_> {
         }
     }
 
+    /// Sets the group number a segment has to begin with.
+    fn enter(&mut self, at: usize) {
+        let segment = &self.segments[at];
+        let (missing, freed) = (segment.missing_before, segment.freed_before);
+        if segment.after_gap {
+            self.expected = freed
+                .map(|(_, last)| last.saturating_add(1))
+                .filter(|_| !missing);
+        } else if let Some((_, last)) = freed.filter(|(first, _)| self.expected == Some(*first)) {
+            self.expected = Some(last.saturating_add(1));
+        }
+        if missing {
+            self.report_missing_segments(at);
+        }
+    }
+
     /// The header at this position, if it is the group that belongs here.
     fn header_at(&mut self, at: usize, position: u64) -> Result<Option<GroupHeader>, StorageError> {
         let core = self.out.core;
@@ -268,6 +291,9 @@ impl Scanner<'_> {
         let core = self.out.core;
         let segment = &mut self.segments[at];
         let seq = segment.seq;
+        self.out
+            .uses
+            .on_group(seq, header.group, header.link(), header.time_us);
         let group = segment.window.get(position, header.used_len as usize);
         let mut extent_at = GROUP_HEADER_BYTES;
         let mut unreadable = false;
@@ -282,6 +308,7 @@ impl Scanner<'_> {
                 core,
             };
             note_name(&mut self.out.chapters, &extent, &group[extent_at..]);
+            note_use(&mut self.out.uses, &mut self.out.restated, &extent, seq);
             self.out
                 .chapters
                 .on_extent(header.boot_epoch, &extent, place, &group[extent_at..]);
@@ -313,6 +340,37 @@ impl Scanner<'_> {
         self.out.counts.groups += 1;
         self.out.counts.records += u64::from(header.records);
         self.out.counts.bytes += header.total_len;
+    }
+}
+
+/// Notes what an extent makes of its segment.
+pub(super) fn note_use(
+    uses: &mut SegmentTable,
+    restated: &mut HashMap<LogId, u64>,
+    extent: &ExtentHeader,
+    seq: u64,
+) {
+    match extent.kind {
+        ExtentKind::Records => {
+            uses.on_records(
+                extent.log,
+                extent.end_offset(),
+                u64::from(extent.records_len),
+            );
+        }
+        ExtentKind::State => {
+            uses.on_event(extent.log);
+            restated.insert(extent.log, seq);
+        }
+        ExtentKind::Truncate => {
+            uses.on_event(extent.log);
+            uses.on_truncate(extent.log, extent.first_offset);
+        }
+        ExtentKind::Place => {
+            uses.on_event(extent.log);
+            uses.on_place(extent.log);
+        }
+        ExtentKind::Base | ExtentKind::Accept | ExtentKind::Begin => uses.on_event(extent.log),
     }
 }
 
