@@ -12,6 +12,7 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 root="$(cd "$here/../.." && pwd)"
 binary="$root/target/release/felix-uring"
 felixctl="felixctl"
+python="python3"
 nodes=3
 while [ $# -gt 0 ]; do
     case "$1" in
@@ -21,40 +22,10 @@ while [ $# -gt 0 ]; do
         *) echo "unknown flag $1" >&2; exit 2 ;;
     esac
 done
-[ -x "$binary" ] || { echo "no program at $binary; build it or name one with --binary" >&2; exit 2; }
 command -v "$felixctl" >/dev/null || { echo "no $felixctl; install it or name one with --felixctl" >&2; exit 2; }
 
-dir="$(mktemp -d "${TMPDIR:-/tmp}/felixctl.XXXXXX")"
-up_pid=""
-failed=0
+. "$here/cluster.sh"
 
-finish() {
-    local status=$?
-    if [ -n "$up_pid" ] && kill -0 "$up_pid" 2>/dev/null; then
-        kill -TERM "$up_pid" 2>/dev/null || true
-        wait "$up_pid" || { echo "FAILED  the cluster did not stop in order"; status=1; }
-    fi
-    [ "$status" -eq 0 ] || tail -n 40 "$dir"/cluster/node-*/broker.log "$dir/up.err" 2>/dev/null || true
-    rm -rf "$dir"
-    exit "$status"
-}
-trap finish EXIT
-
-"$binary" cluster up --nodes "$nodes" --dir "$dir/cluster" --json >"$dir/up.json" 2>"$dir/up.err" &
-up_pid=$!
-for _ in $(seq 1 900); do
-    [ -s "$dir/up.json" ] && break
-    kill -0 "$up_pid" 2>/dev/null || { echo "the cluster did not start" >&2; exit 1; }
-    sleep 0.1
-done
-
-field() {
-    python3 -c 'import json,sys; print(json.loads(open(sys.argv[1]).readline())[sys.argv[2]])' "$dir/up.json" "$1"
-}
-mapfile -t clients < <(python3 -c '
-import json, sys
-for node in json.loads(open(sys.argv[1]).readline())["nodes"]:
-    print(node["client"])' "$dir/up.json")
 stream="$(field stream)"
 cache="$(field cache)"
 export FELIX_AUTH_TOKEN FELIX_AUTH_TENANT FELIX_NAMESPACE FELIX_CA_FILE FELIX_SERVER_NAME FELIX_CLI_CONFIG FELIX_BROKERS
@@ -149,5 +120,6 @@ for client in "${clients[@]}"; do
     ok "bench cache" "P99" bench cache "$cache" --total 1000
 done
 
+stop_cluster
 if [ "$failed" -ne 0 ]; then echo "felixctl: some answers were not the ones expected"; exit 1; fi
 echo "felixctl: all answers were the ones expected on ${#clients[@]} brokers"

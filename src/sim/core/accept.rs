@@ -227,6 +227,7 @@ impl Core {
             correlation,
             kind,
         };
+        let asking = ((conn, stream), (kind, correlation));
         match message {
             Message::ForwardPublish(m) => {
                 let work = Work::Publish(m.payloads);
@@ -245,35 +246,17 @@ impl Core {
                     checksum: m.checksum,
                     payloads: m.payloads,
                 };
-                self.on_peer_replicate(
-                    env,
-                    (conn, stream),
-                    (kind, correlation),
-                    (m.log, &m.shard),
-                    body,
-                );
+                self.on_peer_replicate(env, asking, (m.log, &m.shard), body);
             }
             Message::Bootstrap(m) => {
                 let base_offset = m.base_offset.0;
                 let body = ReplicateBody::Bootstrap { base_offset };
-                self.on_peer_replicate(
-                    env,
-                    (conn, stream),
-                    (kind, correlation),
-                    (m.log, &m.shard),
-                    body,
-                );
+                self.on_peer_replicate(env, asking, (m.log, &m.shard), body);
             }
             Message::Rebuild(m) => {
                 let base_offset = m.base_offset.0;
                 let body = ReplicateBody::Rebuild { base_offset };
-                self.on_peer_replicate(
-                    env,
-                    (conn, stream),
-                    (kind, correlation),
-                    (m.log, &m.shard),
-                    body,
-                );
+                self.on_peer_replicate(env, asking, (m.log, &m.shard), body);
             }
             Message::Hello(_)
             | Message::HelloOk(_)
@@ -293,8 +276,7 @@ impl Core {
     fn on_peer_replicate(
         &mut self,
         env: &mut Env,
-        (conn, stream): (ConnId, u8),
-        (kind, correlation): (Kind, CorrelationId),
+        ((conn, stream), (kind, correlation)): ((ConnId, u8), (Kind, CorrelationId)),
         (log, named): (ReplicaLog, &ShardRef),
         body: ReplicateBody,
     ) {
