@@ -148,7 +148,7 @@ fn mistakes_end_before_anything_starts() {
 fn a_cache_run_checks_every_answer_and_comes_back_after_a_kill() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let json = dir.path().join("cache.json");
-    let line = "cache --duration 1s --warmup 100ms --keys 300 --in-flight 16 --no-probe --reopen \
+    let line = "cache --duration 1s --warmup 100ms --keys 300 --in-flight 16 --probe-duration 200ms --reopen \
         --mix get=50,put=30,delete=10,add=10 --json";
     let mut args: Vec<&str> = line.split_whitespace().collect();
     args.push(json.to_str().unwrap());
@@ -168,4 +168,10 @@ fn a_cache_run_checks_every_answer_and_comes_back_after_a_kill() {
         "{report}"
     );
     assert!(report["recovery"]["first_answer_s"].is_number(), "{report}");
+    // Lone gets stood beside echoes over both hops.
+    assert!(report["probe"]["ratio"].as_f64().unwrap() > 0.0, "{report}");
+    assert!(
+        report["probe"]["echo_peer_us"].as_f64().unwrap() > 0.0,
+        "{report}"
+    );
 }

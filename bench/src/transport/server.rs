@@ -1,7 +1,7 @@
 //! The server half of a transport measurement, in a process of its own.
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -135,6 +135,11 @@ impl ServerProcess {
     pub fn start(dir: &Path, side: Side, cpu: usize, spin_us: u64) -> Result<Self> {
         let home = dir.join(format!("quic-{}", side.name()));
         std::fs::create_dir_all(&home)?;
+        // A server that ran here before has left its address; nothing listens there any more.
+        match std::fs::remove_file(home.join("ready")) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
         let log = home.join("log");
         let args: Vec<OsString> = vec![
             "quic-server".into(),
