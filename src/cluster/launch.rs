@@ -192,7 +192,19 @@ impl Drop for Cluster {
 }
 
 fn child_spec(spec: &ClusterSpec, plan: &ClusterPlan, index: usize, node: &NodePlan) -> ChildSpec {
-    let mut args = spec.program.args.clone();
+    let site = spec.sites.get(index);
+    let launcher = site.and_then(|site| site.launcher.split_first());
+    let (program, mut args) = match launcher {
+        None => (spec.program.path.clone(), Vec::new()),
+        Some((program, launch)) => {
+            let broker = OsString::from(&spec.program.path);
+            (
+                program.into(),
+                launch.iter().cloned().chain([broker]).collect(),
+            )
+        }
+    };
+    args.extend(spec.program.args.iter().cloned());
     let mut flag = |name: &str, value: OsString| {
         args.push(name.into());
         args.push(value);
@@ -236,7 +248,7 @@ fn child_spec(spec: &ClusterSpec, plan: &ClusterPlan, index: usize, node: &NodeP
     ];
     env.extend(spec.env.iter().cloned());
     ChildSpec {
-        program: spec.program.path.clone(),
+        program,
         args,
         env,
         log: node.log.clone(),
@@ -245,7 +257,7 @@ fn child_spec(spec: &ClusterSpec, plan: &ClusterPlan, index: usize, node: &NodeP
 
 #[cfg(test)]
 mod tests {
-    use super::super::spec::BrokerProgram;
+    use super::super::spec::{BrokerProgram, NodeSite};
     use super::*;
 
     /// A "broker" that is a shell script.
@@ -310,6 +322,34 @@ mod tests {
             assert!(log.contains(part), "{part:?} not in {log}");
         }
         assert_eq!(cluster.node(0).pid(), None);
+        cluster.kill();
+    }
+
+    #[test]
+    fn a_site_gives_the_address_and_launches_the_broker() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut spec = scripted(dir.path(), 2, "echo \"$VIA $@ end\"; exec sleep 600");
+        spec.sites = vec![NodeSite {
+            ip: "127.0.0.9".parse().unwrap(),
+            launcher: vec!["env".into(), "VIA=launched".into()],
+        }];
+        let mut cluster = Cluster::prepare(&spec).unwrap();
+        for node in cluster.nodes_mut() {
+            node.start().unwrap();
+        }
+        wait_for_log(cluster.node(0), "end\n");
+        wait_for_log(cluster.node(1), "end\n");
+        let log = cluster.node(0).log_tail();
+        assert!(log.starts_with("launched --node-id node-1 "), "{log}");
+        assert!(log.contains("--client-listen 127.0.0.9:"), "{log}");
+        assert!(cluster.node(1).log_tail().starts_with(" --node-id node-2 "));
+        assert!(cluster.node(1).client_addr().ip().is_loopback());
+        let certificate = std::fs::read(dir.path().join("node-1/client-cert.pem")).unwrap();
+        let (_, pem) = x509_parser::pem::parse_x509_pem(&certificate).unwrap();
+        let parsed = pem.parse_x509().unwrap();
+        let names = parsed.subject_alternative_name().unwrap().unwrap();
+        let address = x509_parser::prelude::GeneralName::IPAddress(&[127, 0, 0, 9]);
+        assert!(names.value.general_names.contains(&address));
         cluster.kill();
     }
 

@@ -19,6 +19,6 @@ pub use node::{BrokerNode, NodeExit};
 pub use pki::{open_or_create_signing_key, Authority, NodeCertificates, PkiError};
 pub use process::{describe_exit, tail, ChildProcess, ChildSpec};
 pub use spec::{
-    free_ports, BrokerProgram, ClusterPlan, ClusterSpec, NodePlan, ShardedSpec, CACHE, KEY_ID,
-    NAMESPACE, STREAM, TENANT,
+    free_ports, BrokerProgram, ClusterPlan, ClusterSpec, NodePlan, NodeSite, ShardedSpec, CACHE,
+    KEY_ID, NAMESPACE, STREAM, TENANT,
 };

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::ffi::OsString;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -77,6 +77,17 @@ impl BrokerProgram {
     }
 }
 
+/// Where one broker of a cluster runs, when that is not simply this host and its loopback address: a network
+/// namespace, say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeSite {
+    /// The address the broker listens at and is reached at by clients, peers and this process.
+    pub ip: IpAddr,
+    /// A program and its arguments that enter the place and execute the broker, whose own command line
+    /// follows. It must become the broker, not be its parent: signals go to its process id.
+    pub launcher: Vec<OsString>,
+}
+
 /// A local cluster to be started.
 #[derive(Debug, Clone)]
 pub struct ClusterSpec {
@@ -93,6 +104,8 @@ pub struct ClusterSpec {
     /// Replicas of the standard stream and cache.
     pub replicas: u16,
     pub program: BrokerProgram,
+    /// Where each node runs; nodes without an entry run here, on loopback.
+    pub sites: Vec<NodeSite>,
     /// More flags for every broker.
     pub extra_args: Vec<String>,
     /// More environment for every broker.
@@ -115,6 +128,7 @@ impl ClusterSpec {
             caches: Vec::new(),
             replicas: 1,
             program,
+            sites: Vec::new(),
             extra_args: Vec::new(),
             env: Vec::new(),
             ready_timeout: Duration::from_secs(60),
@@ -164,7 +178,10 @@ impl ClusterPlan {
         let nodes = ports
             .chunks_exact(3)
             .enumerate()
-            .map(|(index, ports)| plan_node(&dir, &authority, index, ports))
+            .map(|(index, ports)| {
+                let site = spec.sites.get(index).map(|site| site.ip);
+                plan_node(&dir, &authority, index, site, ports)
+            })
             .collect::<Result<Vec<_>, _>>()?;
         let catalog = dir.join("catalog.toml");
         let text = draft(spec, &nodes)
@@ -186,6 +203,7 @@ fn plan_node(
     dir: &Path,
     authority: &Authority,
     index: usize,
+    site: Option<IpAddr>,
     ports: &[u16],
 ) -> Result<NodePlan, ClusterError> {
     let name = format!("node-{}", index + 1);
@@ -193,9 +211,11 @@ fn plan_node(
     let node_dir = dir.join(&name);
     let data_dir = node_dir.join("data");
     std::fs::create_dir_all(&data_dir).map_err(|source| ClusterError::file(&data_dir, source))?;
-    let at = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let ip = site.unwrap_or(Ipv4Addr::LOCALHOST.into());
+    let at = |port: u16| SocketAddr::from((ip, port));
+    let names: Vec<String> = site.iter().map(IpAddr::to_string).collect();
     Ok(NodePlan {
-        certificates: authority.issue_node(&node_dir, &node_id, &[])?,
+        certificates: authority.issue_node(&node_dir, &node_id, &names)?,
         client_addr: at(ports[0]),
         internal_addr: at(ports[1]),
         admin_addr: at(ports[2]),

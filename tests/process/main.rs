@@ -15,6 +15,7 @@ mod histories;
 mod host;
 mod kill;
 mod leader_site;
+mod link_cut;
 mod network;
 mod no_space;
 mod outcomes;

@@ -9,6 +9,7 @@ use felix_uring::cluster::{
 };
 use tempfile::TempDir;
 
+use super::netns::Net;
 use super::transport::Identity;
 
 /// A stream of one shard led by node 0.
@@ -63,6 +64,15 @@ impl Brokers {
         adapt(&mut spec);
         let cluster = Cluster::start(&spec).unwrap_or_else(|e| panic!("{e}"));
         Self { cluster, dir }
+    }
+
+    /// Starts a broker on each of the first `nodes` hosts of a network. Called, as all that follows with
+    /// these brokers, in the hub of it.
+    pub fn start_in(net: &Net, nodes: usize, adapt: impl FnOnce(&mut ClusterSpec)) -> Self {
+        Self::start_with(nodes, |spec| {
+            spec.sites = net.sites();
+            adapt(spec);
+        })
     }
 
     /// Writes files and starts nothing.

@@ -12,6 +12,7 @@ pub mod dialler;
 pub mod follower;
 pub mod group_client;
 pub mod linear;
+pub mod netns;
 pub mod owner;
 pub mod transport;
 pub mod udp_relay;

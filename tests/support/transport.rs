@@ -1,6 +1,6 @@
 //! QUIC ends of the tests.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,7 +85,11 @@ pub async fn dial(
     let quic = QuicClientConfig::try_from(tls).expect("a QUIC configuration");
     let mut config = quinn::ClientConfig::new(Arc::new(quic));
     config.transport_config(transport());
-    let endpoint = quinn::Endpoint::client((Ipv4Addr::LOCALHOST, 0).into()).expect("a socket");
+    let own: IpAddr = match dial.addr.ip().is_loopback() {
+        true => Ipv4Addr::LOCALHOST.into(),
+        false => Ipv4Addr::UNSPECIFIED.into(),
+    };
+    let endpoint = quinn::Endpoint::client((own, 0).into()).expect("a socket");
     let connecting = endpoint
         .connect_with(config, dial.addr, dial.server_name)
         .expect("a name that can be dialled");
