@@ -17,6 +17,7 @@ use proptest::prelude::*;
 const LIMITS: SubscriptionLimits = SubscriptionLimits {
     in_flight_bytes: 100,
     batch_bytes: 40,
+    held_back_batch_bytes: 10,
 };
 
 fn log(oldest: u64, end: u64) -> Readable {
@@ -99,15 +100,48 @@ fn a_slow_subscriber_waits_for_room_and_then_reads_behind() {
     assert_eq!(sub.poll_step(), SubscriptionStep::AwaitRecords);
     sub.on_readable(Offset(10));
     assert_eq!(sub.poll_step(), fetch(0, 10, 40));
-    sub.on_records(range(0, 1), 95);
-    assert_eq!(sub.poll_step(), fetch(1, 10, 5));
-    sub.on_records(range(1, 2), 5);
+    sub.on_records(range(0, 1), 40);
+    assert_eq!(sub.poll_step(), fetch(1, 10, 40), "a whole batch fits");
+    sub.on_records(range(1, 2), 21);
     for _ in 0..3 {
         assert_eq!(sub.poll_step(), SubscriptionStep::AwaitRoom);
     }
     assert_eq!((sub.is_behind(), sub.times_fallen_behind()), (true, 1));
-    sub.on_taken(60);
+    sub.on_taken(1);
     assert_eq!(sub.poll_step(), fetch(2, 10, 40));
+}
+
+#[test]
+fn a_subscriber_without_room_does_not_wait_for_records() {
+    let mut sub = open(StartPosition::Latest, 0, 0);
+    sub.on_readable(Offset(1));
+    assert_eq!(sub.poll_step(), fetch(0, 1, 40));
+    sub.on_records(range(0, 1), 400);
+    // At the end of the log: a read that waited there would bring records nobody has room for.
+    assert_eq!(sub.poll_step(), SubscriptionStep::AwaitRoom);
+    assert_eq!((sub.is_behind(), sub.times_fallen_behind()), (false, 0));
+    sub.on_taken(400);
+    assert_eq!(sub.poll_step(), SubscriptionStep::AwaitRecords);
+}
+
+#[test]
+fn one_small_batch_is_always_on_its_way_and_no_more_while_others_hold_everything() {
+    let mut sub = open(StartPosition::Earliest, 0, 9);
+    sub.set_held_back(true);
+    assert_eq!(sub.poll_step(), fetch(0, 9, 10));
+    sub.on_records(range(0, 1), 10);
+    assert_eq!(sub.poll_step(), SubscriptionStep::AwaitRoom);
+    sub.on_taken(9);
+    assert_eq!(
+        sub.poll_step(),
+        SubscriptionStep::AwaitRoom,
+        "not all of it"
+    );
+    sub.on_untaken(0);
+    assert_eq!(sub.poll_step(), fetch(1, 9, 10));
+    sub.on_records(range(1, 2), 10);
+    sub.set_held_back(false);
+    assert_eq!(sub.poll_step(), fetch(2, 9, 40), "the others gave it back");
 }
 
 #[test]
@@ -318,7 +352,7 @@ proptest! {
                     }
                     SubscriptionStep::AwaitRecords => prop_assert_eq!(expected, end),
                     SubscriptionStep::AwaitRoom => {
-                        prop_assert!(outstanding >= LIMITS.in_flight_bytes)
+                        prop_assert!(outstanding + LIMITS.batch_bytes > LIMITS.in_flight_bytes)
                     }
                     other => prop_assert!(false, "{:?}", other),
                 },

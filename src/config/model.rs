@@ -116,6 +116,12 @@ pub struct ClientSettings {
     pub require_alpn: bool,
     /// Connections of the broker.
     pub max_connections: usize,
+    /// Subscriptions of the broker.
+    pub max_subscriptions: usize,
+    /// Bytes queued for all clients past which no further events are read for them.
+    pub queued_bytes: usize,
+    /// Bytes of clients' frames that have not come whole.
+    pub buffered_bytes: usize,
     /// Silence that ends a connection.
     pub idle_timeout: Duration,
     /// Time to show a token.

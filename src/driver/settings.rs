@@ -14,11 +14,9 @@ use crate::proto::forward::ForwardLimits;
 use crate::proto::peer::LinkLimits;
 use crate::proto::replication::leader::ShipLimits;
 
-/// Publish bytes of one client connection in work before its streams are not read. One frame of
-/// the largest size always fits.
+/// Publish bytes of one client connection in work before its streams are not read, and as much again
+/// of frames that have not come whole. One frame of the largest size always fits.
 const CLIENT_IN_FLIGHT_BYTES: usize = 32 << 20;
-/// Subscriptions of one core.
-const MAX_SUBSCRIPTIONS: usize = 100_000;
 
 pub(super) fn core_settings(config: &Config) -> Settings {
     let peer = &config.peer;
@@ -65,7 +63,9 @@ pub(super) fn core_settings(config: &Config) -> Settings {
         peer_greeting_timeout: peer.connect_timeout,
         peer_inbound_in_flight: peer.inbound_in_flight,
         client_in_flight_bytes: CLIENT_IN_FLIGHT_BYTES,
-        max_subscriptions: MAX_SUBSCRIPTIONS,
+        max_subscriptions: client.max_subscriptions.div_ceil(usize::from(cores)),
+        client_buffered_bytes: client.buffered_bytes.div_ceil(usize::from(cores)),
+        client_queued_bytes: client.queued_bytes.div_ceil(usize::from(cores)),
         max_client_connections: client.max_connections.div_ceil(usize::from(cores)),
         stream_limits: StreamLimits {
             answer_timeout: client.publish_answer_timeout,

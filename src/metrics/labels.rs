@@ -194,6 +194,7 @@ labels! {
         ConnectionLost = "connection_lost",
         TooSlow = "too_slow",
         ShardMoved = "shard_moved",
+        StreamDeleted = "stream_deleted",
         Storage = "storage",
         Draining = "draining",
     }

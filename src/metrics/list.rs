@@ -192,6 +192,9 @@ metrics! {
         gauge_max udp_gso_off "udp_segmentation_off" "1 when segmentation offload had to be switched off.";
 
         gauge subscriptions "subscriptions" "Subscriptions open now.";
+        gauge subscriptions_waiting "subscriptions_waiting" "Subscriptions that have something to read and no room for it.";
+        gauge client_queued_bytes "client_queued_bytes" "Bytes queued for clients and peers that their transport has not taken.";
+        gauge client_buffered_bytes "client_buffered_bytes" "Bytes of clients' frames that have not come whole.";
         counter subscriptions_opened "subscriptions_opened_total" "Subscriptions accepted.";
         family subscriptions_ended(SubscriberEnd) "subscriptions_ended_total" "Subscriptions that ended, by reason.";
         counter delivered_records "delivered_records_total" "Records written to subscribers.";

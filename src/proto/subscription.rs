@@ -7,8 +7,9 @@
 //!
 //! Invariants:
 //! * SUB-1: offsets are delivered in order, each once, without a gap the client is not told of.
-//! * SUB-2: bytes handed to the transport and not yet taken by the client stay under the bound,
-//!   but for one record that does not fit into what is left of it.
+//! * SUB-2: a batch is asked for only when a whole one fits under the bound of the bytes handed to
+//!   the transport and not yet taken by the client; so what is on its way passes the bound by what a
+//!   single record is larger than a batch, never by more.
 //! * SUB-3: nothing at or past the readable end is ever asked for.
 //! * SUB-4: exactly one end, and nothing after it.
 
@@ -124,6 +125,8 @@ pub struct SubscriptionLimits {
     pub in_flight_bytes: usize,
     /// Bytes of one event batch.
     pub batch_bytes: usize,
+    /// Bytes of one event batch while others hold more than all may; then only one is on its way.
+    pub held_back_batch_bytes: usize,
 }
 
 impl Default for SubscriptionLimits {
@@ -131,6 +134,7 @@ impl Default for SubscriptionLimits {
         Self {
             in_flight_bytes: 4 << 20,
             batch_bytes: 1 << 20,
+            held_back_batch_bytes: 64 << 10,
         }
     }
 }
@@ -142,6 +146,8 @@ pub struct Subscription {
     next: Offset,
     readable_end: Offset,
     in_flight_bytes: usize,
+    /// Others hold more than all of them may have on their way.
+    held_back: bool,
     fetching: bool,
     /// Whether the last records came from behind the newest ones.
     behind: bool,
@@ -180,6 +186,7 @@ impl Subscription {
             next,
             readable_end: log.end,
             in_flight_bytes: 0,
+            held_back: false,
             fetching: false,
             behind: next < log.end,
             times_fallen_behind: 0,
@@ -224,27 +231,40 @@ impl Subscription {
         if self.fetching {
             return SubscriptionStep::AwaitFetch;
         }
-        if self.next >= self.readable_end {
-            self.behind = false;
-            return SubscriptionStep::AwaitRecords;
-        }
-        let room = self
-            .limits
-            .in_flight_bytes
-            .saturating_sub(self.in_flight_bytes);
-        if room == 0 {
-            if !self.behind {
+        let is_at_end = self.next >= self.readable_end;
+        if !self.has_room() {
+            if !is_at_end && !self.behind {
                 self.behind = true;
                 self.times_fallen_behind += 1;
             }
             return SubscriptionStep::AwaitRoom;
         }
+        if is_at_end {
+            self.behind = false;
+            return SubscriptionStep::AwaitRecords;
+        }
         self.fetching = true;
+        // Always a whole batch, so that subscribers at one place read the same one.
         SubscriptionStep::Fetch {
             from: self.next,
             before: self.readable_end,
-            max_bytes: room.min(self.limits.batch_bytes),
+            max_bytes: match self.held_back {
+                true => self.limits.held_back_batch_bytes,
+                false => self.limits.batch_bytes,
+            },
         }
+    }
+
+    /// Whether another batch may be on its way. One may be in any case: a client that takes what it
+    /// is sent must not wait for others that do not.
+    fn has_room(&self) -> bool {
+        let fits = self.in_flight_bytes + self.limits.batch_bytes <= self.limits.in_flight_bytes;
+        self.in_flight_bytes == 0 || fits && !self.held_back
+    }
+
+    /// Whether others hold more than all may: then this one has one small batch on its way at most.
+    pub fn set_held_back(&mut self, held_back: bool) {
+        self.held_back = held_back;
     }
 
     /// Records below `end` may be read now. An end that moves back changes nothing.
@@ -273,6 +293,11 @@ impl Subscription {
     /// The client's transport has taken so many of the bytes handed over.
     pub fn on_taken(&mut self, bytes: usize) {
         self.in_flight_bytes = self.in_flight_bytes.saturating_sub(bytes);
+    }
+
+    /// The client's transport has taken all but so many of the bytes handed over.
+    pub fn on_untaken(&mut self, bytes: usize) {
+        self.in_flight_bytes = self.in_flight_bytes.min(bytes);
     }
 
     /// The log now starts at `oldest`. A subscriber that had not read that far has lost records

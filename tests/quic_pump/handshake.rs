@@ -229,4 +229,19 @@ fn newcomers_beyond_the_limit_are_refused_and_counted() {
         .count();
     assert_eq!((served, refused), (20, 10));
     assert_eq!(pair.world.pumps[SERVER].counters().refused_at_limit, 10);
+    // Each of them is told to the server's caller as well, who counts them.
+    let told = pair.world.events[SERVER]
+        .iter()
+        .filter(|e| {
+            matches!(
+                e,
+                PumpEvent::HandshakeFailed {
+                    conn: None,
+                    reason: CloseReason::Refused,
+                    ..
+                }
+            )
+        })
+        .count();
+    assert_eq!(told, 10);
 }

@@ -82,18 +82,7 @@ impl Client {
     /// Subscribes to shard 0 of a stream.
     pub async fn subscribe(&self, token: &str, stream: &str, start: StartAt) -> Events {
         let mut request = self.stream(token).await;
-        let subscribe = Subscribe {
-            tenant_id: TENANT.into(),
-            namespace: NAMESPACE.into(),
-            stream: stream.into(),
-            subscription_id: None,
-            start: Some(start),
-            shard: None,
-            queue_capacity: None,
-        };
-        request
-            .send(encode_message(&subscribe).expect("a frame"))
-            .await;
+        request.send(subscribe_frame(stream, start)).await;
         match request.answers.answer().await {
             Answer::Subscribed(_) => {}
             other => panic!("not subscribed: {other:?}"),
@@ -115,6 +104,20 @@ pub fn auth(tenant: &str, token: &str) -> Bytes {
         client_flags: Some(FLAGS),
         client_features: Some(FEATURES),
         client_features_hi: Some(FEATURES_HI),
+    })
+    .expect("a frame")
+}
+
+/// Asks for shard 0 of a stream of the cluster's tenant.
+pub fn subscribe_frame(stream: &str, start: StartAt) -> Bytes {
+    encode_message(&Subscribe {
+        tenant_id: TENANT.into(),
+        namespace: NAMESPACE.into(),
+        stream: stream.into(),
+        subscription_id: None,
+        start: Some(start),
+        shard: None,
+        queue_capacity: None,
     })
     .expect("a frame")
 }

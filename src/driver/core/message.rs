@@ -17,6 +17,7 @@ use crate::proto::replication::{ReplicaLogKey, ReplicateAnswer, ReplicateBody};
 use crate::wire::internal::Payloads;
 
 use super::super::quic::{EndpointId, StrayDatagram};
+use super::event_run::EventRun;
 
 /// Core to core.
 pub enum LaneMsg {
@@ -42,7 +43,7 @@ pub enum LaneMsg {
     /// Read from a log of the receiving core; see [`super::reads`].
     Read(Box<LaneRead>),
     /// The answer to [`LaneMsg::Read`].
-    ReadDone { ticket: u64, result: ReadResult },
+    ReadDone { ticket: u64, result: EventRead },
     /// A leader's request for a copy on the receiving core.
     Replicate(Box<LaneReplicate>),
     /// The answer to [`LaneMsg::Replicate`].
@@ -124,6 +125,30 @@ pub enum ReadResult {
         durable_tail: u64,
     },
     /// `from` lies below what is kept.
+    Trimmed {
+        base: u64,
+    },
+    /// It is not known yet how far a majority holds the shard.
+    NotReady,
+    /// This broker does not lead the shard any more.
+    NotOwner,
+    /// The log cannot be read; the text is for the operator's log.
+    Failed(Arc<str>),
+}
+
+/// What a subscription's [`ReadAsk`] came to.
+#[derive(Debug, Clone)]
+pub enum EventRead {
+    Bounds {
+        base: u64,
+        readable_end: u64,
+    },
+    /// Records, shared with whoever else reads at the same place, and where the readable ones end.
+    Run {
+        run: Arc<EventRun>,
+        readable_end: u64,
+    },
+    /// The place lies below what is kept.
     Trimmed {
         base: u64,
     },

@@ -14,6 +14,7 @@ mod cache;
 mod cache_compact;
 mod cache_load;
 mod client;
+mod event_run;
 mod follower;
 mod forward;
 mod forward_orders;
@@ -88,6 +89,10 @@ pub struct Settings {
     pub client_in_flight_bytes: usize,
     /// Subscriptions of one core.
     pub max_subscriptions: usize,
+    /// Bytes of frames of all clients of one core that have not come whole.
+    pub client_buffered_bytes: usize,
+    /// Bytes queued for all clients of one core past which no further events are read for them.
+    pub client_queued_bytes: usize,
     /// How long an idle core looks for work before it sleeps.
     pub spin: Duration,
     /// Client connections of one core.
@@ -184,13 +189,17 @@ pub struct Core {
     groups: group::Groups,
     group_reads_done: VecDeque<(u64, message::ReadResult)>,
     disk_reads: reads::DiskReads,
-    read_results: VecDeque<(u64, message::ReadResult)>,
+    read_results: VecDeque<(u64, message::EventRead)>,
+    event_runs: event_run::EventRuns<LogRef>,
     shard_failures: HashMap<Arc<ShardId>, ShardFailure>,
 
     clients: HashMap<ConnId, client::ClientConn>,
     server_offer: ServerOffer,
     subscriptions: Slots<client::EventStream>,
+    waiting_for_room: client::WaitingForRoom,
     group_asks: Slots<client::ClientGroup>,
+    /// Bytes of clients' frames that have not come whole.
+    client_buffered_bytes: usize,
     /// Connections of clients taken so far; numbers the sessions of group members.
     client_sessions: u64,
 
@@ -303,11 +312,14 @@ impl Core {
             group_reads_done: VecDeque::new(),
             disk_reads: reads::DiskReads::default(),
             read_results: VecDeque::new(),
+            event_runs: event_run::EventRuns::default(),
             shard_failures: HashMap::new(),
             clients: HashMap::new(),
             server_offer: client::server_offer(),
             subscriptions: Slots::default(),
+            waiting_for_room: client::WaitingForRoom::default(),
             group_asks: Slots::default(),
+            client_buffered_bytes: 0,
             client_sessions: 0,
             peer_tls: parts.peer_tls,
             peer_client_config,

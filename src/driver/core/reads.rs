@@ -9,6 +9,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -16,7 +17,8 @@ use storage_uring::{LogRef, ReadBatch, ReadError};
 
 use crate::ids::ShardId;
 
-use super::message::{LaneMsg, LaneRead, ReadAsk, ReadResult};
+use super::event_run::EventRun;
+use super::message::{EventRead, LaneMsg, LaneRead, ReadAsk, ReadResult};
 use super::ship::Readable;
 use super::Core;
 
@@ -38,6 +40,13 @@ pub(super) enum ReadWaiter {
     Ship { token: u64 },
     /// The poll of a consumer group of this core.
     Group { token: u64 },
+}
+
+impl ReadWaiter {
+    /// Whether the records go to subscribers, who share them.
+    fn is_subscriber(self) -> bool {
+        matches!(self, Self::Subscription { .. } | Self::Lane { .. })
+    }
 }
 
 struct DiskRead {
@@ -125,10 +134,37 @@ impl Core {
         if from < base {
             return self.finish_read(waiter, ReadResult::Trimmed { base });
         }
+        if waiter.is_subscriber() {
+            return self.read_run(shard, log, from..end, max_bytes, waiter);
+        }
         match self.storage.read_recent(log, from, max_bytes) {
             Some(batch) => self.finish_read(waiter, records(batch, end)),
             None => self.read_disk(shard, log, from, max_bytes, waiter),
         }
+    }
+
+    /// Reads for a subscriber: what another one at the same place got in this turn is shared.
+    fn read_run(
+        &mut self,
+        shard: &Arc<ShardId>,
+        log: LogRef,
+        readable: Range<u64>,
+        max_bytes: usize,
+        waiter: ReadWaiter,
+    ) {
+        let (from, readable_end) = (readable.start, readable.end);
+        let run = match self.event_runs.find(log, from, max_bytes) {
+            Some(run) => run,
+            None => {
+                let Some(batch) = self.storage.read_recent(log, from, max_bytes) else {
+                    return self.read_disk(shard, log, from, max_bytes, waiter);
+                };
+                let run = Arc::new(EventRun::new(batch, readable_end));
+                self.event_runs.keep(log, max_bytes, &run);
+                run
+            }
+        };
+        self.finish_event_read(waiter, EventRead::Run { run, readable_end });
     }
 
     /// Reads durable records that need not be in memory.
@@ -177,15 +213,22 @@ impl Core {
         }
         self.disk_reads.running -= finished.len();
         for DiskDone { read, result } in finished {
-            let end = match (read.waiter, self.readable(read.log)) {
-                (
-                    ReadWaiter::Subscription { .. } | ReadWaiter::Lane { .. },
-                    Readable::Below(end),
-                ) => end,
+            let is_subscriber = read.waiter.is_subscriber();
+            let end = match self.readable(read.log) {
+                Readable::Below(end) if is_subscriber => end,
                 // What a majority holds may be read on; nothing above it was asked for.
-                (_, _) => self.storage.durable_tail(read.log),
+                Readable::Below(_) | Readable::NoMark => self.storage.durable_tail(read.log),
             };
             let result = match result {
+                Ok(batch) if is_subscriber => {
+                    let run = Arc::new(EventRun::new(batch, end));
+                    let read_run = EventRead::Run {
+                        run,
+                        readable_end: end,
+                    };
+                    self.finish_event_read(read.waiter, read_run);
+                    continue;
+                }
                 Ok(batch) => records(batch, end),
                 Err(ReadError::Trimmed { base, .. }) => ReadResult::Trimmed { base },
                 Err(error) => {
@@ -266,11 +309,8 @@ impl Core {
 
     fn finish_read(&mut self, waiter: ReadWaiter, result: ReadResult) {
         match waiter {
-            // Answered from the queue of the turn: a subscription that reads on at once would
-            // otherwise recurse.
-            ReadWaiter::Subscription { token } => self.read_results.push_back((token, result)),
-            ReadWaiter::Lane { core, ticket } => {
-                self.send_answer(core, LaneMsg::ReadDone { ticket, result });
+            ReadWaiter::Subscription { .. } | ReadWaiter::Lane { .. } => {
+                self.finish_event_read(waiter, event_read(result));
             }
             ReadWaiter::Cache { token } => self.on_cache_read(token, result),
             ReadWaiter::Follower { copy, ticket } => {
@@ -280,6 +320,52 @@ impl Core {
             // Answered from the queue of the turn, as a subscription is.
             ReadWaiter::Group { token } => self.group_reads_done.push_back((token, result)),
         }
+    }
+
+    /// Hands on what a subscriber's read came to; of other waiters there is none.
+    fn finish_event_read(&mut self, waiter: ReadWaiter, result: EventRead) {
+        match waiter {
+            // Answered from the queue of the turn: a subscription that reads on at once would
+            // otherwise recurse.
+            ReadWaiter::Subscription { token } => self.read_results.push_back((token, result)),
+            ReadWaiter::Lane { core, ticket } => {
+                self.send_answer(core, LaneMsg::ReadDone { ticket, result });
+            }
+            ReadWaiter::Cache { .. }
+            | ReadWaiter::Follower { .. }
+            | ReadWaiter::Ship { .. }
+            | ReadWaiter::Group { .. } => self.metrics.internal_faults.inc(),
+        }
+    }
+}
+
+/// The same answer as a subscription takes it.
+fn event_read(result: ReadResult) -> EventRead {
+    match result {
+        ReadResult::Bounds { base, durable_tail } => EventRead::Bounds {
+            base,
+            readable_end: durable_tail,
+        },
+        ReadResult::Records {
+            first_offset,
+            records,
+            next_offset,
+            durable_tail,
+        } => {
+            let batch = ReadBatch {
+                first_offset,
+                records,
+                next_offset,
+            };
+            EventRead::Run {
+                run: Arc::new(EventRun::new(batch, durable_tail)),
+                readable_end: durable_tail,
+            }
+        }
+        ReadResult::Trimmed { base } => EventRead::Trimmed { base },
+        ReadResult::NotReady => EventRead::NotReady,
+        ReadResult::NotOwner => EventRead::NotOwner,
+        ReadResult::Failed(why) => EventRead::Failed(why),
     }
 }
 

@@ -44,6 +44,12 @@ impl Core {
         m.client_connections.set(self.clients.len() as u64);
         m.peer_connections
             .set((self.accepted_peers.len() + self.link_conns.len()) as u64);
+        m.subscriptions_waiting
+            .set(self.waiting_for_room.len() as u64);
+        m.client_queued_bytes
+            .set(self.pump.all_queued_bytes() as u64);
+        m.client_buffered_bytes
+            .set(self.client_buffered_bytes as u64);
         self.copy_transport_totals();
         let stats = self.storage.stats();
         let commits = &stats.machine;

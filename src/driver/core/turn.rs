@@ -96,6 +96,7 @@ impl Core {
         if self.now >= self.report_at {
             self.report_at = self.now + REPORT_PERIOD;
             self.greeting_timeouts();
+            self.waiting_for_room.on_taken();
             self.tend_caches();
             self.forward_orders.sweep();
             self.tend_groups();
@@ -109,6 +110,7 @@ impl Core {
         is_busy
             || !self.read_again.is_empty()
             || !self.read_results.is_empty()
+            || self.waiting_for_room.is_due()
             || !self.group_reads_done.is_empty()
             || !self.pending_links.is_empty()
             || self.has_dirty_lanes()
@@ -339,6 +341,10 @@ impl Core {
                 },
             ) => {
                 tracing::warn!(%remote, %reason, "refused a peer's certificate");
+            }
+            // Whoever comes while a limit is reached; the counter tells of them.
+            (false, CloseReason::Refused) => {
+                tracing::debug!(%remote, "a peer's connection is one too many");
             }
             (false, _) => tracing::warn!(%remote, %reason, "a peer's handshake failed"),
             (true, _) => tracing::debug!(%remote, %reason, "a client's handshake failed"),

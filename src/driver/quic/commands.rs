@@ -131,7 +131,10 @@ impl Pump {
         parts: impl IntoIterator<Item = Bytes>,
     ) -> Result<(), StreamError> {
         let conn = self.writable(id, stream)?;
+        let queued = conn.queued_bytes();
         conn.enqueue(stream, parts)?;
+        let added = conn.queued_bytes() - queued;
+        self.queued_bytes += added;
         self.mark(id);
         Ok(())
     }
@@ -148,11 +151,10 @@ impl Pump {
     /// afterwards is dropped and counted.
     pub fn reset(&mut self, id: ConnId, stream: StreamId, code: u32) -> Result<(), StreamError> {
         let conn = self.writable(id, stream)?;
-        conn.drop_queue(stream);
-        conn.proto
-            .send_stream(stream)
-            .reset(code.into())
-            .map_err(|_| StreamError::StreamClosed)?;
+        let dropped = conn.drop_queue(stream);
+        let reset = conn.proto.send_stream(stream).reset(code.into());
+        self.queued_bytes -= dropped;
+        reset.map_err(|_| StreamError::StreamClosed)?;
         self.mark(id);
         Ok(())
     }
@@ -186,6 +188,11 @@ impl Pump {
     /// Bytes queued on all streams of a connection that flow control has not let through.
     pub fn conn_queued_bytes(&self, id: ConnId) -> usize {
         self.conns.get(id).map_or(0, Conn::queued_bytes)
+    }
+
+    /// Bytes queued on all streams of all connections that flow control has not let through.
+    pub fn all_queued_bytes(&self) -> usize {
+        self.queued_bytes
     }
 
     /// Closes a connection at once; what is queued on it is dropped. `Closed`

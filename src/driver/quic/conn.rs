@@ -126,17 +126,21 @@ impl Conn {
         Ok(())
     }
 
-    /// Forgets what is queued on a stream.
-    pub(super) fn drop_queue(&mut self, stream: StreamId) {
-        if let Some(queue) = self.queues.remove(&stream) {
-            self.queued_bytes -= queue.queued_bytes();
-        }
+    /// Forgets what is queued on a stream; how many bytes that was.
+    #[must_use]
+    pub(super) fn drop_queue(&mut self, stream: StreamId) -> usize {
+        let queue = self.queues.remove(&stream);
+        let dropped = queue.map_or(0, |queue| queue.queued_bytes());
+        self.queued_bytes -= dropped;
+        dropped
     }
 
-    pub(super) fn drop_all_queues(&mut self) {
+    /// Forgets what is queued on all streams; how many bytes that was.
+    #[must_use]
+    pub(super) fn drop_all_queues(&mut self) -> usize {
         self.queues = StreamMap::default();
         self.to_push = Vec::new();
-        self.queued_bytes = 0;
+        std::mem::take(&mut self.queued_bytes)
     }
 
     pub(super) fn on_writable(&mut self, stream: StreamId) {
@@ -176,8 +180,7 @@ impl Conn {
                     }
                 }
                 Progress::Gone => {
-                    dropped += queue.queued_bytes() as u64;
-                    self.drop_queue(stream);
+                    dropped += self.drop_queue(stream) as u64;
                 }
             }
         }

@@ -92,6 +92,8 @@ pub struct Pump {
     pub(super) dirty: VecDeque<u32>,
     pub(super) buffers: ReceiveBuffers,
     pub(super) spin: SpinHistory,
+    /// Bytes queued on all streams of all connections.
+    pub(super) queued_bytes: usize,
     send_buffer: Vec<u8>,
     pub(super) response: Vec<u8>,
     pub(super) readable: Vec<StreamId>,
@@ -114,6 +116,7 @@ impl Pump {
             dirty: VecDeque::new(),
             buffers: ReceiveBuffers::new(),
             spin: SpinHistory::default(),
+            queued_bytes: 0,
             send_buffer: Vec::new(),
             response: Vec::new(),
             readable: Vec::new(),
@@ -272,8 +275,10 @@ impl Pump {
         };
         conn.dirty = false;
         let (id, events) = (conn.id, &mut self.events);
+        let queued = conn.queued_bytes();
         self.counters.dropped_after_reset_bytes +=
             conn.push_queues(|stream| events.push_back(PumpEvent::Drained { conn: id, stream }));
+        self.queued_bytes -= queued - conn.queued_bytes();
         let endpoint = &mut self.endpoints[conn.endpoint.index()];
         let mut calls_left = self.config.send_calls_per_turn.max(1);
         loop {

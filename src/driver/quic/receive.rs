@@ -12,7 +12,7 @@ use quinn_proto::{ConnectionHandle, DatagramEvent, EcnCodepoint};
 use quinn_udp::RecvMeta;
 
 use super::buffers::SLOTS;
-use super::event::{ConnId, EndpointId, PumpEvent, Side, StrayDatagram};
+use super::event::{CloseReason, ConnId, EndpointId, PumpEvent, Side, StrayDatagram};
 use super::keys::foreign_core;
 use super::pump::{touch, Pump};
 
@@ -121,8 +121,16 @@ impl Pump {
         let ep = &mut self.endpoints[endpoint.index()];
         if ep.is_full() || ep.accepted_handshaking >= ep.max_handshakes {
             self.counters.refused_at_limit += 1;
+            let remote = incoming.remote_address();
             let transmit = ep.proto.refuse(incoming, &mut self.response);
             ep.outbox.send_or_drop(&transmit, &self.response);
+            self.events.push_back(PumpEvent::HandshakeFailed {
+                conn: None,
+                endpoint,
+                side: Side::Server,
+                remote,
+                reason: CloseReason::Refused,
+            });
             return;
         }
         let remote = incoming.remote_address();

@@ -82,7 +82,7 @@ impl Pump {
                 }
                 Event::Stream(StreamEvent::Writable { id: stream }) => conn.on_writable(stream),
                 Event::Stream(StreamEvent::Finished { id: stream }) => {
-                    conn.drop_queue(stream);
+                    self.queued_bytes -= conn.drop_queue(stream);
                     self.events
                         .push_back(PumpEvent::StreamFinished { conn: id, stream });
                 }
@@ -90,7 +90,7 @@ impl Pump {
                     id: stream,
                     error_code,
                 }) => {
-                    conn.drop_queue(stream);
+                    self.queued_bytes -= conn.drop_queue(stream);
                     // The answer the peer waits for before it gives the stream's credit back.
                     let _ = conn.proto.send_stream(stream).reset(error_code);
                     self.events.push_back(PumpEvent::StreamStopped {
@@ -131,7 +131,7 @@ impl Pump {
         let (id, endpoint, side) = (conn.id, conn.endpoint, conn.proto.side());
         let was = std::mem::replace(&mut conn.phase, Phase::Closed);
         conn.handshake_deadline = None;
-        conn.drop_all_queues();
+        self.queued_bytes -= conn.drop_all_queues();
         mark_dirty(conn, &mut self.dirty);
         match was {
             Phase::Closed => {}

@@ -35,6 +35,8 @@ pub enum Incoming {
     Auth(ClientOffer),
     Publish(PublishReply),
     Request(Requested),
+    /// The width keyed publishes of the stream were routed by; not answered.
+    Width,
     /// Well formed, of a type this broker does not serve.
     Unserved {
         request_type: String,
@@ -108,6 +110,7 @@ fn classify_request(request: &Request) -> Incoming {
         | Request::GroupSeek(_)
         | Request::GroupDescribe(_)
         | Request::GroupDelete(_) => Incoming::Request(Requested::OneShotAtLeader),
+        Request::PublishWidth(_) => Incoming::Width,
         Request::Extension(extension) => Incoming::Unserved {
             request_type: request.type_name().to_owned(),
             extension: Some(extension.name.clone()),
@@ -122,7 +125,6 @@ fn classify_request(request: &Request) -> Incoming {
         }
         Request::PublishIf(publish) => unserved(request.type_name(), Some(publish.request_id)),
         Request::ProducerInit(_)
-        | Request::PublishWidth(_)
         | Request::CachePutIf(_)
         | Request::CacheDeleteIf(_)
         | Request::CacheWatch(_)

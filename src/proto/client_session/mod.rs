@@ -10,6 +10,7 @@ mod classify;
 mod connection;
 mod stream;
 mod subscribe_frames;
+mod widths;
 
 pub use classify::{
     classify, classify_error, classify_oversize, Incoming, PublishReply, Requested,
@@ -19,3 +20,4 @@ pub use stream::{
     OwedId, Reply, StreamAction, StreamDirection, StreamLimits, StreamSession, Verdict, Written,
 };
 pub use subscribe_frames::{cursor_error, event_stream_end, subscribed, EventStreamEnd};
+pub use widths::{DeclaredWidths, TooManyWidths, Width, MAX_DECLARED_WIDTHS};

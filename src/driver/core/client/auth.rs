@@ -43,9 +43,12 @@ pub(in crate::driver::core) fn server_offer() -> ServerOffer {
         | Features::SHARD_OWNERS
         | Features::ACK_ON_COMMIT
         | Features::GROUP_CONSUMER
+        | Features::SUBSCRIPTION_LAGGED
         | Features::GROUP_SKIPPED
         | Features::GROUP_ADMIN
         | Features::GROUP_CLAIM_CONTROL
+        | Features::STREAM_DELETED
+        | Features::PUBLISH_WIDTH
         | Features::EXPLICIT_SHARD;
     ServerOffer {
         flags: flags.bits(),

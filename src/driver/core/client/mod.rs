@@ -6,10 +6,13 @@
 //! Bounds: frames of 64 KiB before a stream has authenticated and 16 MiB after; requests owed of
 //! one stream ([`StreamLimits`]); request bytes in work of one connection
 //! ([`Settings::client_in_flight_bytes`](super::Settings)). Past any of them the stream is not
-//! read, and the transport's window holds the client back.
+//! read, and the transport's window holds the client back. Frames that have not come whole are
+//! bounded by connection and by core ([`Core::bound_unfinished`]): what comes past that is refused.
 
 mod auth;
 mod cache;
+mod connection;
+mod events;
 mod group;
 mod publish;
 mod requests;
@@ -22,13 +25,12 @@ use std::rc::Rc;
 use bytes::Bytes;
 
 use crate::ids::NodeId;
-use crate::metrics::{CloseReason as ClosedBy, ConnectionRole, FrameFault, SubscriberEnd};
+use crate::metrics::FrameFault;
 use crate::proto::client_session::{
-    classify, classify_error, classify_oversize, ConnectionClose, ConnectionSession, Incoming,
+    classify, classify_error, classify_oversize, ConnectionSession, DeclaredWidths, Incoming,
     Reply, Requested, StreamAction, StreamDirection, StreamSession, Verdict,
 };
 use crate::proto::MonoTime;
-use crate::wire::client::messages::GroupRecords;
 use crate::wire::client::{
     Answer, FatalReason, FrameError, FrameReader, HeaderError, ReadEvent, ReadLimits, Refusal,
     ToBroker,
@@ -41,6 +43,7 @@ use auth::Identity;
 
 pub(super) use auth::server_offer;
 pub(super) use cache::ClientCache;
+pub(super) use events::WaitingForRoom;
 pub(super) use group::ClientGroup;
 pub(super) use publish::ClientPublish;
 pub(super) use subscribe::EventStream;
@@ -55,6 +58,8 @@ pub(super) struct ClientConn {
     streams: HashMap<StreamId, ClientStream>,
     /// Bytes of publishes and cache operations taken and not answered.
     in_flight_bytes: usize,
+    /// Bytes of frames that have not come whole, on all its streams.
+    buffered_bytes: usize,
     /// Streams not read because of a bound.
     paused: Vec<StreamId>,
     /// Subscriptions by the event stream that carries them.
@@ -69,6 +74,8 @@ pub(super) struct ClientConn {
 struct ClientStream {
     reader: FrameReader,
     session: StreamSession,
+    /// Bytes of its last frame that came without the rest, when last looked at.
+    buffered_bytes: usize,
     /// The client's end was read; frames before it may still wait for a bound.
     end_seen: bool,
     /// Set once the stream has authenticated.
@@ -78,55 +85,26 @@ struct ClientStream {
     /// The last request of this stream that was forwarded to each broker; keeps the order among
     /// forwards. As many entries as there are brokers at most.
     last_forwards: Vec<(NodeId, u64)>,
+    /// The widths declared on the stream, for what is published after them.
+    widths: Option<Box<DeclaredWidths>>,
+}
+
+impl ClientConn {
+    /// Forgets a stream; the bytes it had buffered.
+    fn forget_stream(&mut self, stream: StreamId) -> usize {
+        let gone = self.streams.remove(&stream);
+        let held = gone.map_or(0, |gone| gone.buffered_bytes);
+        self.buffered_bytes -= held;
+        held
+    }
+
+    /// The widths declared on one of its streams, if any were.
+    fn widths_of(&self, stream: StreamId) -> Option<&DeclaredWidths> {
+        self.streams.get(&stream)?.widths.as_deref()
+    }
 }
 
 impl Core {
-    pub(super) fn on_client_connected(&mut self, conn: ConnId, remote: SocketAddr) {
-        self.metrics.connections_opened.inc(ConnectionRole::Client);
-        let mut session = ConnectionSession::new(self.mono, self.settings.auth_timeout);
-        if self.is_draining {
-            session.begin_drain(self.mono, self.settings.drain_patience);
-        }
-        if let Some(at) = session.deadline() {
-            self.timers.push(at, Timer::ClientConn { conn });
-        }
-        let client = ClientConn {
-            remote,
-            session,
-            streams: HashMap::new(),
-            in_flight_bytes: 0,
-            paused: Vec::new(),
-            subscriptions: HashMap::new(),
-            next_subscription_id: 1,
-            session_number: u64::from(self.index) << 48 | self.client_sessions,
-            polls: HashMap::new(),
-        };
-        self.client_sessions += 1;
-        self.clients.insert(conn, client);
-    }
-
-    pub(super) fn on_client_conn_time(&mut self, conn: ConnId) {
-        let Some(client) = self.clients.get_mut(&conn) else {
-            return;
-        };
-        let owed = client
-            .streams
-            .values()
-            .map(|stream| stream.session.owed())
-            .sum();
-        let Some(close) = client.session.poll_close(self.mono, owed) else {
-            return;
-        };
-        tracing::debug!(remote = %client.remote, why = close.reason(), "closing a client connection");
-        self.metrics.connections_closed.inc(match close {
-            ConnectionClose::AuthenticationTimeout => ClosedBy::ClientAuthTimeout,
-            ConnectionClose::ShuttingDown => ClosedBy::ClientDraining,
-        });
-        self.forget_client(conn);
-        self.pump
-            .close(conn, close.code(), close.reason().as_bytes(), self.now);
-    }
-
     pub(super) fn on_client_stream_opened(&mut self, conn: ConnId, stream: StreamId, bi: bool) {
         let limits = self.settings.stream_limits;
         let is_draining = self.is_draining;
@@ -144,10 +122,12 @@ impl Core {
         let state = ClientStream {
             reader: FrameReader::new(ReadLimits::UNAUTHENTICATED),
             session,
+            buffered_bytes: 0,
             end_seen: false,
             identity: None,
             timer_at: None,
             last_forwards: Vec::new(),
+            widths: None,
         };
         client.streams.insert(stream, state);
     }
@@ -196,6 +176,7 @@ impl Core {
         let is_drained = self.take_client_frames(conn, stream);
         if is_drained {
             self.on_client_stream_end(conn, stream);
+            self.bound_unfinished(conn, stream);
         }
         self.run_stream(conn, stream);
     }
@@ -289,9 +270,14 @@ impl Core {
             (Verdict::Serve, Some(ToBroker::Request(request)), Some(identity)) => {
                 self.on_request(conn, stream, &identity, class, request);
             }
-            (Verdict::Authenticate | Verdict::Publish(_) | Verdict::Serve, _, _) => {
-                self.metrics.internal_faults.inc()
+            (Verdict::Declare, Some(ToBroker::Request(request)), Some(identity)) => {
+                self.declare_width(conn, stream, &identity, request);
             }
+            (
+                Verdict::Authenticate | Verdict::Publish(_) | Verdict::Serve | Verdict::Declare,
+                _,
+                _,
+            ) => self.metrics.internal_faults.inc(),
         }
     }
 
@@ -321,7 +307,8 @@ impl Core {
             return;
         };
         if state.session.is_ended() {
-            client.streams.remove(&stream);
+            let held = client.forget_stream(stream);
+            self.client_buffered_bytes -= held;
             return;
         }
         let Some(at) = state.session.next_deadline() else {
@@ -408,65 +395,6 @@ impl Core {
         }
         self.run_stream(conn, stream);
     }
-
-    /// The client takes no more of what we write on a stream.
-    pub(super) fn on_client_stream_stopped(&mut self, conn: ConnId, stream: StreamId) {
-        let Some(client) = self.clients.get_mut(&conn) else {
-            return;
-        };
-        if let Some(token) = client.subscriptions.remove(&stream) {
-            return self.end_subscription(token, SubscriberEnd::StoppedByClient);
-        }
-        if let Some(state) = client.streams.get_mut(&stream) {
-            state.session.on_client_deaf();
-        }
-        if let Some(ask) = client.polls.remove(&stream) {
-            self.give_up_poll(ask);
-            // Goes nowhere; the stream is owed nothing any more.
-            let answer = GroupRecords {
-                records: Vec::new(),
-                request_id: 0,
-            };
-            self.answer(conn, stream, answer);
-        }
-    }
-
-    /// The connection is over: nothing on it can be answered any more.
-    pub(super) fn forget_client(&mut self, conn: ConnId) {
-        let Some(client) = self.clients.remove(&conn) else {
-            return;
-        };
-        for token in client.subscriptions.into_values() {
-            self.end_subscription(token, SubscriberEnd::ConnectionLost);
-        }
-        for ask in client.polls.into_values() {
-            self.give_up_poll(ask);
-        }
-    }
-
-    /// From now on no new work is taken; what is owed is answered.
-    pub(super) fn drain_clients(&mut self) {
-        let patience = self.settings.drain_patience;
-        for client in self.clients.values_mut() {
-            client.session.begin_drain(self.mono, patience);
-            for stream in client.streams.values_mut() {
-                stream.session.begin_drain();
-            }
-        }
-    }
-
-    /// Something was answered: streams held back by a bound are read on.
-    fn resume_paused(&mut self, conn: ConnId) {
-        let limit = self.settings.client_in_flight_bytes;
-        let Some(client) = self.clients.get_mut(&conn) else {
-            return;
-        };
-        if client.in_flight_bytes < limit && !client.paused.is_empty() {
-            let paused = std::mem::take(&mut client.paused);
-            self.read_again
-                .extend(paused.into_iter().map(|stream| (conn, stream)));
-        }
-    }
 }
 
 fn requested(incoming: &Incoming) -> Requested {
@@ -474,6 +402,7 @@ fn requested(incoming: &Incoming) -> Requested {
         Incoming::Request(class) => *class,
         Incoming::Auth(_)
         | Incoming::Publish(_)
+        | Incoming::Width
         | Incoming::Unserved { .. }
         | Incoming::BadPublish { .. }
         | Incoming::OversizePublish { .. }

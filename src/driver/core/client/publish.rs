@@ -12,7 +12,7 @@ use crate::metrics::{AckOutcome, ClientCode, UnackedDrop};
 use crate::proto::client_code::{
     invalid, of_append_failure, of_indeterminate, of_refused, of_route_refusal, AppendFailure,
 };
-use crate::proto::client_session::{OwedId, Written};
+use crate::proto::client_session::{DeclaredWidths, OwedId, Width, Written};
 use crate::proto::forward::ForwardOp;
 use crate::proto::outcome::{Appended, Outcome, Target};
 use crate::proto::ownership::{
@@ -116,8 +116,10 @@ impl Core {
             self.metrics.publishes_unacked.inc();
         }
         let routes = Arc::clone(&self.routes);
+        let client = self.clients.get(&conn);
+        let widths = client.and_then(|client| client.widths_of(stream));
         let checked = Publish::of(&message).and_then(|publish| {
-            let shard = check_publish(&routes, identity, &publish)?;
+            let shard = check_publish(&routes, identity, widths, &publish)?;
             Ok((publish, shard))
         });
         let (publish, shard) = match checked {
@@ -295,6 +297,7 @@ impl Core {
 fn check_publish<'r>(
     routes: &'r RouteTable,
     identity: &Identity,
+    widths: Option<&DeclaredWidths>,
     publish: &Publish<'_>,
 ) -> Result<&'r ShardRoute, Refusal> {
     let resource = Resource::Stream {
@@ -308,6 +311,16 @@ fn check_publish<'r>(
     let route = routes
         .stream(publish.tenant, publish.namespace, publish.stream)
         .ok_or_else(|| of_route_refusal(RouteRefusal::NotFound))?;
+    let width = Width {
+        shards: route.shards.len() as u32,
+        routing: route.routing,
+    };
+    let is_routed_by_key = publish.key.is_some() && publish.shard.is_none();
+    let agrees = widths.is_none_or(|w| w.agrees(publish.namespace, publish.stream, width));
+    if is_routed_by_key && !agrees {
+        let why = "the stream does not have the width the key was routed by";
+        return Err(Refusal::new(ErrorCode::StaleWidth, why));
+    }
     let shard = match publish.shard {
         Some(shard) => shard,
         None => shard_for_key(publish.key, route.shards.len() as u32, route.routing),

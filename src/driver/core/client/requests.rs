@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use crate::catalog::{ShardRoute, StreamRoute};
 use crate::proto::client_code::of_route_refusal;
-use crate::proto::client_session::Requested;
+use crate::proto::client_session::{Requested, Width};
 use crate::proto::outcome::Target;
 use crate::proto::ownership::RouteRefusal;
 use crate::wire::client::messages::{
     BrokerAddress, CacheShardsView, OwnedKind, RoutingMode, ShardOwnerView, ShardOwners,
     ShardOwnersView, StreamShardsView, TopologyView,
 };
-use crate::wire::client::Request;
+use crate::wire::client::{ErrorCode, Refusal, Request};
 use crate::wire::routing::Routing;
 
 use super::auth::Identity;
@@ -61,6 +61,35 @@ impl Core {
                 self.on_group_request(conn, stream, identity, class, request);
             }
             request => self.on_cache_request(conn, stream, identity, class, request),
+        }
+    }
+
+    /// Takes note of the width a client routes keyed publishes by. There is no answer; what is wrong
+    /// with it shows when something is published.
+    pub(super) fn declare_width(
+        &mut self,
+        conn: ConnId,
+        stream: StreamId,
+        identity: &Identity,
+        request: Request,
+    ) {
+        let Request::PublishWidth(m) = request else {
+            return self.metrics.internal_faults.inc();
+        };
+        if m.tenant_id != identity.grant.tenant.as_str() {
+            return;
+        }
+        let Some(state) = self.client_stream(conn, stream) else {
+            return;
+        };
+        let width = Width {
+            shards: m.shards,
+            routing: m.routing.map_or(Routing::Modulo, Routing::from),
+        };
+        let widths = state.widths.get_or_insert_with(Box::default);
+        if let Err(error) = widths.declare(&m.namespace, &m.stream, width) {
+            let refusal = Refusal::new(ErrorCode::LimitExceeded, error.to_string());
+            state.session.give_up(refusal);
         }
     }
 

@@ -1,7 +1,4 @@
-//! Subscriptions: a cursor each, reading the log at the subscriber's own pace.
-//!
-//! [`Subscription`] decides what to read and when to wait; a slow subscriber costs a bounded
-//! buffer, holds up nobody, and loses nothing: it reads the log behind its own pace.
+//! How a subscription begins and ends. What it is sent in between is in [`super::events`].
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,57 +9,67 @@ use crate::auth::{Action, Resource};
 use crate::ids::{Offset, ShardId};
 use crate::metrics::SubscriberEnd;
 use crate::proto::client_code::{invalid, of_route_refusal};
-use crate::proto::client_session::Requested;
+use crate::proto::client_session::{
+    cursor_error, event_stream_end, subscribed, EventStreamEnd, Requested,
+};
+use crate::proto::outcome::Target;
 use crate::proto::ownership::{RouteRefusal, Serving};
 use crate::proto::subscription::{
-    Delivery, EndReason, Ended, Readable, StartPosition, StartRefusal, Subscription,
-    SubscriptionLimits, SubscriptionStep,
+    EndReason, Ended, Readable, StartPosition, Subscription, SubscriptionLimits,
 };
-use crate::wire::client::messages::{
-    encode_message, CursorErrorReason, ErrorAnswer, EventStreamHello, Message, ShardMoved, StartAt,
-    Subscribe, SubscribeCursorError, Subscribed, SubscriptionLagged,
-};
+use crate::wire::client::messages::{EventStreamHello, StartAt, Subscribe};
 use crate::wire::client::{
-    ClientOffer, ErrorCode, EventBatch, Features, Flags, Refusal, RetryClass,
+    encode_message, ClientOffer, EncodeError, ErrorCode, Refusal, RetryClass,
 };
 
-use super::super::message::{LaneMsg, ReadAsk, ReadResult};
+use super::super::message::{EventRead, LaneMsg, ReadAsk};
 use super::super::reads::ReadWaiter;
 use super::auth::Identity;
 use super::Core;
 use crate::driver::quic::{ConnId, StreamId};
 
-/// Payload bytes asked for at once; with one record of the largest size on top the frame stays
-/// under what clients take.
-const READ_BYTES: usize = 1 << 20;
-/// Payloads from this size on are shared with the frame, not copied into it.
-const SHARE_FROM_BYTES: usize = 4096;
+/// An answer of a broken log that promises nothing was lost.
+fn unreadable() -> Refusal {
+    Refusal::new(ErrorCode::Storage, "the log cannot be read").with_class(RetryClass::Retry)
+}
 
 /// One subscription, on the core of its client.
 pub(in crate::driver::core) struct EventStream {
-    conn: ConnId,
-    offer: ClientOffer,
-    shard: Arc<ShardId>,
-    core: u16,
-    phase: Phase,
+    pub(super) conn: ConnId,
+    pub(super) offer: ClientOffer,
+    pub(super) shard: Arc<ShardId>,
+    pub(super) core: u16,
+    pub(super) phase: Phase,
 }
 
-enum Phase {
+pub(super) enum Phase {
     /// The answer waits for the log's bounds.
     Starting {
         request: StreamId,
         class: Requested,
         start: StartAt,
     },
-    Running {
-        id: u64,
-        events: StreamId,
-        cursor: Subscription,
-        /// Bytes handed to the transport and not taken by the client when last looked at.
-        unsent_bytes: usize,
-        /// A read is on its way.
-        is_reading: bool,
-    },
+    Running(Running),
+}
+
+/// A subscription with its event stream.
+pub(super) struct Running {
+    pub id: u64,
+    pub events: StreamId,
+    pub cursor: Subscription,
+    /// A read is on its way.
+    pub is_reading: bool,
+    /// Is in the list of those that wait for room.
+    pub waits_for_room: bool,
+}
+
+impl EventStream {
+    pub(super) fn running(&mut self) -> Option<&mut Running> {
+        match &mut self.phase {
+            Phase::Starting { .. } => None,
+            Phase::Running(running) => Some(running),
+        }
+    }
 }
 
 impl Core {
@@ -130,22 +137,7 @@ impl Core {
         self.read_log(&shard.shard_id, shard.core.0, token, ReadAsk::Bounds);
     }
 
-    /// Hands the reads that were answered in this turn to their subscriptions.
-    pub(in crate::driver::core) fn run_subscriptions(&mut self) {
-        while let Some((token, result)) = self.read_results.pop_front() {
-            match self
-                .subscriptions
-                .get_mut(token)
-                .map(|subscription| &subscription.phase)
-            {
-                None => {}
-                Some(Phase::Starting { .. }) => self.start_subscription(token, result),
-                Some(Phase::Running { .. }) => self.on_read(token, result),
-            }
-        }
-    }
-
-    fn start_subscription(&mut self, token: u64, result: ReadResult) {
+    pub(super) fn start_subscription(&mut self, token: u64, result: EventRead) {
         let Some(subscription) = self.subscriptions.get_mut(token) else {
             return;
         };
@@ -159,20 +151,20 @@ impl Core {
         };
         let (conn, offer) = (subscription.conn, subscription.offer);
         let log = match result {
-            ReadResult::Bounds { base, durable_tail } => Readable {
+            EventRead::Bounds { base, readable_end } => Readable {
                 oldest: Offset(base),
-                end: Offset(durable_tail),
+                end: Offset(readable_end),
             },
-            ReadResult::NotOwner => {
+            EventRead::NotOwner => {
                 let refusal = Refusal::new(ErrorCode::ShardUnavailable, "the shard is moving")
                     .with_reason("moving");
                 return self.refuse_start(token, request, class, refusal);
             }
-            ReadResult::NotReady => {
+            EventRead::NotReady => {
                 let refusal = of_route_refusal(RouteRefusal::NotServing(Serving::Opening));
                 return self.refuse_start(token, request, class, refusal);
             }
-            ReadResult::Records { .. } | ReadResult::Trimmed { .. } | ReadResult::Failed(_) => {
+            EventRead::Run { .. } | EventRead::Trimmed { .. } | EventRead::Failed(_) => {
                 return self.refuse_start(token, request, class, unreadable());
             }
         };
@@ -181,11 +173,8 @@ impl Core {
             StartAt::Earliest => StartPosition::Earliest,
             StartAt::Offset(at) => StartPosition::At(Offset(at)),
         };
-        let limits = SubscriptionLimits {
-            batch_bytes: READ_BYTES,
-            ..SubscriptionLimits::default()
-        };
-        let (cursor, opened) = match Subscription::open(start, log, limits) {
+        let opened = Subscription::open(start, log, SubscriptionLimits::default());
+        let (cursor, opened) = match opened {
             Ok(opened) => opened,
             Err(refusal) => {
                 self.forget_start(token);
@@ -204,30 +193,20 @@ impl Core {
         client.next_subscription_id += 1;
         client.subscriptions.insert(events, token);
         // The hello goes first: a client that has read the answer waits for it without a limit.
-        self.send_event(
-            conn,
-            events,
-            &EventStreamHello {
-                subscription_id: id,
-            },
-        );
-        let offsets = offer.may_send(Flags::EVENT_OFFSETS);
-        let answer = Subscribed {
+        let hello = encode_message(&EventStreamHello {
             subscription_id: id,
-            start_offset: offsets.then_some(opened.start.0),
-            live_offset: offsets.then_some(opened.live.0),
-            queue_capacity: None,
-        };
-        self.answer(conn, request, answer);
+        });
+        self.send_event(conn, events, hello);
+        self.answer(conn, request, subscribed(id, opened, &offer));
         self.metrics.subscriptions_opened.inc();
         if let Some(subscription) = self.subscriptions.get_mut(token) {
-            subscription.phase = Phase::Running {
+            subscription.phase = Phase::Running(Running {
                 id,
                 events,
                 cursor,
-                unsent_bytes: 0,
                 is_reading: false,
-            };
+                waits_for_room: false,
+            });
         }
         self.step_subscription(token);
     }
@@ -247,218 +226,45 @@ impl Core {
         subscription
     }
 
-    /// Asks the cursor what to do and does it, until it waits for something.
-    fn step_subscription(&mut self, token: u64) {
-        let Some(subscription) = self.subscriptions.get_mut(token) else {
-            return;
-        };
-        let Phase::Running {
-            cursor, is_reading, ..
-        } = &mut subscription.phase
-        else {
-            return;
-        };
-        let (from, max_bytes) = match cursor.poll_step() {
-            SubscriptionStep::Fetch {
-                from, max_bytes, ..
-            } => (from, max_bytes),
-            // The read waits at the log until there is something to bring.
-            SubscriptionStep::AwaitRecords => (cursor.next_offset(), READ_BYTES),
-            SubscriptionStep::AwaitRoom | SubscriptionStep::AwaitFetch | SubscriptionStep::Done => {
-                return;
-            }
-            SubscriptionStep::Ended(ended) => return self.finish_events(token, &ended),
-        };
-        if !std::mem::replace(is_reading, true) {
-            let (shard, core) = (Arc::clone(&subscription.shard), subscription.core);
-            self.read_log(
-                &shard,
-                core,
-                token,
-                ReadAsk::Records {
-                    from: from.0,
-                    max_bytes,
-                },
-            );
-        }
-    }
-
-    fn on_read(&mut self, token: u64, result: ReadResult) {
-        let Some(subscription) = self.subscriptions.get_mut(token) else {
-            return;
-        };
-        let Phase::Running {
-            cursor, is_reading, ..
-        } = &mut subscription.phase
-        else {
-            return;
-        };
-        *is_reading = false;
-        match result {
-            ReadResult::Records {
-                first_offset,
-                records,
-                next_offset,
-                durable_tail,
-            } => {
-                cursor.on_readable(Offset(durable_tail));
-                // A read that had waited was not a fetch yet.
-                let _ = cursor.poll_step();
-                let bytes = records.iter().map(Bytes::len).sum();
-                match cursor.on_records(Offset(first_offset)..Offset(next_offset), bytes) {
-                    Delivery::Send { skipped_before } => {
-                        self.deliver(token, first_offset, skipped_before, records);
-                    }
-                    Delivery::Discard => self.metrics.internal_faults.inc(),
-                }
-            }
-            ReadResult::Trimmed { base } => cursor.on_trimmed(Offset(base)),
-            ReadResult::NotOwner => cursor.end(EndReason::ShardMoved { owner: None }),
-            ReadResult::Failed(_) | ReadResult::Bounds { .. } | ReadResult::NotReady => {
-                cursor.end(EndReason::StorageFailed)
-            }
-        }
-        self.step_subscription(token);
-    }
-
-    fn deliver(&mut self, token: u64, first_offset: u64, skipped_before: u64, records: Vec<Bytes>) {
-        let Some(subscription) = self.subscriptions.get_mut(token) else {
-            return;
-        };
-        let Phase::Running {
-            events,
-            cursor,
-            unsent_bytes,
-            ..
-        } = &mut subscription.phase
-        else {
-            return;
-        };
-        let (conn, events) = (subscription.conn, *events);
-        let payload_bytes: usize = records.iter().map(Bytes::len).sum();
-        self.metrics.delivered_records.add(records.len() as u64);
-        self.metrics.delivered_bytes.add(payload_bytes as u64);
-        let reads = |flag| subscription.offer.may_send(flag);
-        let batch = EventBatch {
-            base_offset: reads(Flags::EVENT_OFFSETS).then_some(first_offset),
-            skipped_before: match reads(Flags::EVENT_SKIPPED) {
-                true => skipped_before,
-                false => 0,
-            },
-            payloads: records,
-            ..EventBatch::default()
-        };
-        let mut pieces = Vec::new();
-        if let Err(error) = batch.encode_into(SHARE_FROM_BYTES, &mut pieces) {
-            self.metrics.internal_faults.inc();
-            tracing::error!(%error, "an event batch cannot be encoded");
-            return cursor.end(EndReason::StorageFailed);
-        }
-        self.metrics.client_frames_out.inc();
-        self.metrics
-            .client_bytes_out
-            .add(pieces.iter().map(|piece| piece.len() as u64).sum());
-        if self.pump.send_parts(conn, events, pieces).is_err() {
-            // A stop or the connection's end follows as an event of its own.
-            return;
-        }
-        let unsent = self.pump.queued_bytes(conn, events);
-        cursor.on_taken((*unsent_bytes + payload_bytes).saturating_sub(unsent));
-        *unsent_bytes = unsent;
-    }
-
-    /// The events written so far have left: the cursor may read on.
-    pub(in crate::driver::core) fn on_events_drained(&mut self, conn: ConnId, stream: StreamId) {
-        let Some(client) = self.clients.get(&conn) else {
-            return;
-        };
-        let Some(token) = client.subscriptions.get(&stream).copied() else {
-            return;
-        };
-        let Some(subscription) = self.subscriptions.get_mut(token) else {
-            return;
-        };
-        if let Phase::Running {
-            cursor,
-            unsent_bytes,
-            ..
-        } = &mut subscription.phase
-        {
-            let unsent = self.pump.queued_bytes(conn, stream);
-            cursor.on_taken(unsent_bytes.saturating_sub(unsent));
-            *unsent_bytes = unsent;
-        }
-        self.step_subscription(token);
-    }
-
     /// Writes the last words of a subscription and finishes its stream.
-    fn finish_events(&mut self, token: u64, ended: &Ended) {
+    pub(super) fn finish_events(&mut self, token: u64, ended: &Ended) {
         let Some(subscription) = self.subscriptions.get_mut(token) else {
-            return;
-        };
-        let Phase::Running { id, events, .. } = subscription.phase else {
             return;
         };
         let (conn, offer) = (subscription.conn, subscription.offer);
         let shard = Arc::clone(&subscription.shard);
-        let resume_from = ended.resume_from.0;
-        let why = match &ended.reason {
-            EndReason::ShardMoved { .. } if offer.features().contains(Features::SHARD_MOVED) => {
-                let message = self.moved(id, resume_from, &shard);
-                self.send_event(conn, events, &message);
-                SubscriberEnd::ShardMoved
-            }
-            EndReason::ShardMoved { .. } => {
-                let refusal = Refusal::new(ErrorCode::NotLeader, "the shard has moved");
-                self.send_event(conn, events, &ErrorAnswer::from(refusal.for_json(&offer)));
-                SubscriberEnd::ShardMoved
-            }
-            EndReason::Lagged if offer.features().contains(Features::SUBSCRIPTION_LAGGED) => {
-                let message = SubscriptionLagged {
-                    subscription_id: id,
-                    resume_from,
-                };
-                self.send_event(conn, events, &message);
-                SubscriberEnd::TooSlow
-            }
-            EndReason::Lagged => {
-                let refusal = invalid("records not read yet are not kept any more");
-                self.send_event(conn, events, &ErrorAnswer::from(refusal.for_json(&offer)));
-                SubscriberEnd::TooSlow
-            }
-            EndReason::Draining => SubscriberEnd::Draining,
-            EndReason::StoppedByClient => SubscriberEnd::StoppedByClient,
-            EndReason::StreamDeleted | EndReason::Revoked | EndReason::StorageFailed => {
-                let refusal = unreadable().for_json(&offer);
-                self.send_event(conn, events, &ErrorAnswer::from(refusal));
-                SubscriberEnd::Storage
-            }
+        let Some((id, events)) = subscription.running().map(|r| (r.id, r.events)) else {
+            return;
         };
-        let _ = self.pump.finish(conn, events);
+        let route = self.routes.shard(&shard);
+        let generation = route.map_or(0, |route| route.generation.0);
+        let owner = route.map(|route| {
+            self.shard_owner(&Target {
+                node: self.routes.node(route.leader).node_id.clone(),
+                generation: route.generation,
+            })
+        });
+        match event_stream_end(id, ended, owner, generation, &offer) {
+            EventStreamEnd::Message(message) => {
+                self.send_event(conn, events, message.encode());
+                // An error means that the stream or its connection is gone, which ends it as well.
+                let _ = self.pump.finish(conn, events);
+            }
+            EventStreamEnd::Reset => drop(self.pump.reset(conn, events, 0)),
+            EventStreamEnd::WithConnection => {}
+        }
         if let Some(client) = self.clients.get_mut(&conn) {
             client.subscriptions.remove(&events);
         }
-        self.end_subscription(token, why);
+        self.end_subscription(token, counted_as(&ended.reason));
     }
 
-    fn moved(&self, subscription_id: u64, resume_from: u64, shard: &ShardId) -> ShardMoved {
-        let route = self.routes.shard(shard);
-        let node = route.map(|route| self.routes.node(route.leader));
-        ShardMoved {
-            subscription_id,
-            resume_from: Some(resume_from),
-            node_id: node.map(|node| node.node_id.to_string()),
-            addr: node.map(|node| node.client_addr.to_string()),
-            generation: route.map_or(0, |route| route.generation.0),
-        }
-    }
-
-    fn send_event<M: Message>(&mut self, conn: ConnId, events: StreamId, message: &M) {
-        match encode_message(message) {
+    fn send_event(&mut self, conn: ConnId, events: StreamId, frame: Result<Bytes, EncodeError>) {
+        match frame {
             Ok(frame) => self.send_to_client(conn, events, frame),
             Err(error) => {
                 self.metrics.internal_faults.inc();
-                tracing::error!(%error, kind = M::TYPE, "an event cannot be encoded");
+                tracing::error!(%error, "an event cannot be encoded");
             }
         }
     }
@@ -484,24 +290,13 @@ impl Core {
     }
 }
 
-fn cursor_error(refusal: StartRefusal) -> SubscribeCursorError {
-    let (reason, requested, available) = match refusal {
-        StartRefusal::TooOld {
-            requested,
-            available,
-        } => (CursorErrorReason::TooOld, requested, available),
-        StartRefusal::InFuture {
-            requested,
-            available,
-        } => (CursorErrorReason::InFuture, requested, available),
-    };
-    SubscribeCursorError {
-        reason,
-        requested: requested.0,
-        available: available.0,
+fn counted_as(reason: &EndReason) -> SubscriberEnd {
+    match reason {
+        EndReason::ShardMoved { .. } => SubscriberEnd::ShardMoved,
+        EndReason::StreamDeleted => SubscriberEnd::StreamDeleted,
+        EndReason::Lagged => SubscriberEnd::TooSlow,
+        EndReason::Draining => SubscriberEnd::Draining,
+        EndReason::StoppedByClient => SubscriberEnd::StoppedByClient,
+        EndReason::Revoked | EndReason::StorageFailed => SubscriberEnd::Storage,
     }
-}
-
-fn unreadable() -> Refusal {
-    Refusal::new(ErrorCode::Storage, "the log cannot be read").with_class(RetryClass::Retry)
 }

@@ -15,17 +15,17 @@
 //!   has finished and they are.
 //! * SES-5: what is owed is bounded; past the bound the stream is not read.
 
+mod frames;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::classify::{Incoming, PublishReply, Requested};
+use super::classify::{PublishReply, Requested};
 use crate::ids::{CorrelationId, Offset};
 use crate::proto::client_code;
-use crate::proto::correlation::{Family, Slots};
+use crate::proto::correlation::Slots;
 use crate::proto::MonoTime;
-use crate::wire::client::answers::{
-    ErrorAnswer, NotLeader, PublishErrorAnswer, PublishOk, Unsupported,
-};
+use crate::wire::client::answers::{ErrorAnswer, NotLeader, PublishErrorAnswer, PublishOk};
 use crate::wire::client::{
     Answer, ClientOffer, ErrorCode, Features, Flags, PublishAck, PublishOutcome, Refusal,
     RetryClass, ServerOffer, ShardOwner,
@@ -74,6 +74,8 @@ pub enum Verdict {
     Publish(OwedId),
     /// Serve it, then call [`StreamSession::answer`] or one of the refusals.
     Serve,
+    /// Take note of the width it declares; nothing is answered.
+    Declare,
     /// Nothing more to do with it.
     Dropped,
 }
@@ -192,18 +194,6 @@ impl StreamSession {
         self.draining = true;
     }
 
-    /// Decides about one frame.
-    pub fn on_frame(&mut self, now: MonoTime, frame: Incoming) -> Verdict {
-        match self.state {
-            State::Ended | State::Verifying => Verdict::Dropped,
-            State::Anonymous => self.on_first_frame(frame),
-            State::Open => match self.direction {
-                StreamDirection::Bidirectional => self.on_open_frame(now, frame),
-                StreamDirection::FromClient => self.on_silent_frame(now, frame),
-            },
-        }
-    }
-
     /// The token was checked. `server` is what this broker offers; `Err` is what to tell.
     pub fn on_verified(&mut self, server: &ServerOffer, verdict: Result<(), Refusal>) {
         if self.state != State::Verifying {
@@ -262,6 +252,13 @@ impl StreamSession {
         }
     }
 
+    /// Nothing more is taken from the stream: it is told why and ended.
+    pub fn give_up(&mut self, refusal: Refusal) {
+        if self.state != State::Ended {
+            self.refuse_and_end(refusal);
+        }
+    }
+
     /// The client finished its side. That ends no subscription and loses no answer.
     pub fn on_client_finished(&mut self) {
         self.client_finished = true;
@@ -291,142 +288,6 @@ impl StreamSession {
             self.reply_to_publish(reply, Err(client_code::unacknowledged()));
         }
         self.finish_if_done();
-    }
-
-    fn on_first_frame(&mut self, frame: Incoming) -> Verdict {
-        match frame {
-            Incoming::Auth(offer) => {
-                // Read before anything is refused, so that the refusal can carry its code.
-                self.offer = offer;
-                if self.draining {
-                    self.refuse_and_end(client_code::draining());
-                    return Verdict::Dropped;
-                }
-                self.state = State::Verifying;
-                Verdict::Authenticate
-            }
-            Incoming::Publish(_)
-            | Incoming::Request(_)
-            | Incoming::Unserved { .. }
-            | Incoming::BadPublish { .. } => {
-                let message = "the first message must be auth";
-                self.refuse_and_end(Refusal::new(ErrorCode::Unauthenticated, message));
-                Verdict::Dropped
-            }
-            Incoming::OversizePublish { .. } => {
-                let message = "frame too large before auth";
-                self.refuse_and_end(Refusal::new(ErrorCode::LimitExceeded, message));
-                Verdict::Dropped
-            }
-            Incoming::Unreadable { why } => {
-                self.refuse_and_end(client_code::invalid(why));
-                Verdict::Dropped
-            }
-            Incoming::Unframeable => {
-                self.end();
-                Verdict::Dropped
-            }
-        }
-    }
-
-    fn on_open_frame(&mut self, now: MonoTime, frame: Incoming) -> Verdict {
-        match frame {
-            Incoming::Publish(reply) => self.take_publish(now, reply),
-            Incoming::Request(class) => self.take_request(class),
-            Incoming::BadPublish { reply, why } => {
-                self.reply_to_publish(reply, Err(client_code::invalid(why)));
-                Verdict::Dropped
-            }
-            Incoming::OversizePublish { request_id } => {
-                let refusal = Refusal::new(ErrorCode::LimitExceeded, "frame too large");
-                self.reply_to_publish(PublishReply::Binary { request_id }, Err(refusal));
-                Verdict::Dropped
-            }
-            Incoming::Unserved {
-                request_type,
-                extension,
-                request_id,
-            } => {
-                self.answer_unsupported(request_type, extension, request_id);
-                Verdict::Dropped
-            }
-            Incoming::Auth(_) => {
-                self.refuse_and_end(client_code::invalid("the stream is authenticated already"));
-                Verdict::Dropped
-            }
-            Incoming::Unreadable { why } => {
-                self.refuse_and_end(client_code::invalid(why));
-                Verdict::Dropped
-            }
-            Incoming::Unframeable => {
-                self.end();
-                Verdict::Dropped
-            }
-        }
-    }
-
-    /// On a stream without a way back everything but a publish ends it.
-    fn on_silent_frame(&mut self, now: MonoTime, frame: Incoming) -> Verdict {
-        match frame {
-            Incoming::Publish(_) => self.take_publish(now, PublishReply::Silent),
-            Incoming::BadPublish { .. } | Incoming::OversizePublish { .. } => Verdict::Dropped,
-            Incoming::Auth(_)
-            | Incoming::Request(_)
-            | Incoming::Unserved { .. }
-            | Incoming::Unreadable { .. }
-            | Incoming::Unframeable => {
-                self.end();
-                Verdict::Dropped
-            }
-        }
-    }
-
-    fn take_publish(&mut self, now: MonoTime, reply: PublishReply) -> Verdict {
-        if self.draining {
-            self.reply_to_publish(reply, Err(client_code::draining()));
-            return Verdict::Dropped;
-        }
-        let deadline = now + self.limits.answer_timeout;
-        match self.owed.reserve(reply, Family::Publish, deadline) {
-            Ok(id) => Verdict::Publish(OwedId(id)),
-            Err(_) => {
-                let message = "too many publishes are unanswered on this stream";
-                let refusal = Refusal::new(ErrorCode::Overloaded, message);
-                self.reply_to_publish(reply, Err(refusal));
-                Verdict::Dropped
-            }
-        }
-    }
-
-    fn take_request(&mut self, class: Requested) -> Verdict {
-        if self.draining {
-            self.refuse_request(class, client_code::draining());
-            return Verdict::Dropped;
-        }
-        if self.serving >= self.limits.requests {
-            let message = "too many requests are unanswered on this stream";
-            self.refuse_request(class, Refusal::new(ErrorCode::Overloaded, message));
-            return Verdict::Dropped;
-        }
-        self.serving += 1;
-        Verdict::Serve
-    }
-
-    fn answer_unsupported(
-        &mut self,
-        request_type: String,
-        extension: Option<String>,
-        request_id: Option<u64>,
-    ) {
-        if self.offer.features().contains(Features::UNSUPPORTED) {
-            self.write(Reply::Answer(Answer::Unsupported(Unsupported {
-                request_type,
-                extension,
-                request_id,
-            })));
-        } else {
-            self.end();
-        }
     }
 
     fn reply_to_publish(&mut self, reply: PublishReply, result: Result<Written, Refusal>) {
