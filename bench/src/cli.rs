@@ -13,8 +13,9 @@ use crate::compare::{run_compare, CompareArgs};
 use crate::forward::{run_beside, run_forward, BesideArgs, ForwardArgs};
 use crate::limits::{run_limits, LimitsArgs};
 use crate::plot::{run_plot, PlotArgs};
-use crate::relay::{run_ingress, run_owner, IngressArgs, OwnerArgs};
+use crate::relay::{run_ingress, run_owner, Facing, IngressArgs, OwnerArgs};
 use crate::replicate::{run_replicate, ReplicateArgs};
+use crate::subscribe::{run_fanout, run_subscribe, SubscribeArgs};
 use crate::transport::{run_quic, run_server, QuicArgs, ServerArgs};
 
 /// Load tool of felix-uring: publishes, measures, and checks every record it was told is written.
@@ -50,6 +51,8 @@ enum Command {
     Replicate(ReplicateArgs),
     /// Ask a cache, check every answer, report
     Cache(Box<CacheArgs>),
+    /// One publisher, many subscribers, every delivery checked
+    Subscribe(Box<SubscribeArgs>),
     /// Storage alone, beside raw durable writes
     Append(AppendArgs),
     /// Transport alone: our QUIC driver beside tokio and quinn
@@ -65,6 +68,8 @@ enum Command {
     #[command(hide = true)]
     RelayIngress(IngressArgs),
     #[command(hide = true)]
+    FanoutProbe(Facing),
+    #[command(hide = true)]
     QuicServer(ServerArgs),
 }
 
@@ -74,6 +79,7 @@ const NAMES: &[&str] = &[
     "beside",
     "replicate",
     "cache",
+    "subscribe",
     "append",
     "quic",
     "limits",
@@ -81,6 +87,7 @@ const NAMES: &[&str] = &[
     "plot",
     "relay-owner",
     "relay-ingress",
+    "fanout-probe",
     "quic-server",
     "help",
 ];
@@ -135,6 +142,7 @@ fn dispatch(command: &Command, out: &mut dyn Write) -> Result<Exit, CommandError
         Command::Beside(args) => run_beside(args, out),
         Command::Replicate(args) => run_replicate(args, out),
         Command::Cache(args) => run_cache(args, out),
+        Command::Subscribe(args) => run_subscribe(args, out),
         Command::Append(args) => run_append(args, out).map(|()| Exit::Done),
         Command::Quic(args) => run_quic(args, out).map(|()| Exit::Done).map_err(failed),
         Command::Limits(args) => run_limits(args, out).map(|()| Exit::Done),
@@ -142,6 +150,9 @@ fn dispatch(command: &Command, out: &mut dyn Write) -> Result<Exit, CommandError
         Command::Plot(args) => run_plot(args, out).map(|()| Exit::Done),
         Command::RelayOwner(args) => run_owner(args.clone()).map(|()| Exit::Done).map_err(failed),
         Command::RelayIngress(args) => run_ingress(args.clone())
+            .map(|()| Exit::Done)
+            .map_err(failed),
+        Command::FanoutProbe(args) => run_fanout(args.clone())
             .map(|()| Exit::Done)
             .map_err(failed),
         Command::QuicServer(args) => run_server(args.clone())

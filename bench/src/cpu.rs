@@ -35,6 +35,16 @@ fn run_time_ns(schedstat: &Path) -> Option<u64> {
     text.split_whitespace().next()?.parse().ok()
 }
 
+/// Resident bytes of a process; `None` when it has gone.
+pub fn resident_bytes_of(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
+}
+
 /// Where the processes of a run go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuPlan {
@@ -123,5 +133,7 @@ mod tests {
         let own = process_cpu_seconds_of(std::process::id()).unwrap();
         assert!(own > 0.01, "{own}");
         assert_eq!(process_cpu_seconds_of(u32::MAX), None);
+        assert!(resident_bytes_of(std::process::id()).unwrap() > 1 << 20);
+        assert_eq!(resident_bytes_of(u32::MAX), None);
     }
 }

@@ -7,7 +7,7 @@
 //!   record is, and whether the log holds what was acknowledged.
 //! * [`client`]: the load loop on one core, and the reader.
 //! * [`relay`], [`transport`], [`disk`]: the machine without a broker.
-//! * [`forward`], [`cache`], [`limits`], [`append`], [`compare`], [`plot`]: the commands.
+//! * [`forward`], [`cache`], [`subscribe`], [`limits`], [`append`], [`compare`], [`plot`]: the commands.
 
 pub mod append;
 pub mod cache;
@@ -26,6 +26,7 @@ pub mod relay;
 pub mod replicate;
 pub mod report;
 pub mod schedule;
+pub mod subscribe;
 pub mod transport;
 pub mod units;
 pub mod verify;

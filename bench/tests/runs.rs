@@ -144,6 +144,61 @@ fn mistakes_end_before_anything_starts() {
     assert_eq!(odd.status.code(), Some(2), "{}", text(&odd));
 }
 
+/// The report of a run of `subscribe`, whose every delivery was right.
+fn subscribe_to_json(more: &str) -> Value {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let json = dir.path().join("run.json");
+    let line = format!("subscribe {more} --json");
+    let mut args: Vec<&str> = line.split_whitespace().collect();
+    args.push(json.to_str().unwrap());
+    let output = bench(&args);
+    assert!(output.status.success(), "{args:?}: {}", text(&output));
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    for found in ["missing", "duplicated", "corrupt", "misplaced"] {
+        assert_eq!(report["verify"][found], 0, "{report}");
+    }
+    report
+}
+
+#[test]
+fn a_fan_out_checks_every_delivery_beside_a_bare_one() {
+    let report = subscribe_to_json(
+        "--subscribers 5 --payload-bytes 200 --batch 8 --rounds 1 --duration 1s --warmup 200ms \
+         --lone-duration 500ms",
+    );
+    let of = |path: &str| report.pointer(path).and_then(Value::as_f64).unwrap_or(-1.0);
+    assert!(of("/result/deliveries_per_s") > 100.0, "{report}");
+    assert!(
+        of("/verify/checked") >= of("/result/deliveries_per_s"),
+        "{report}"
+    );
+    for path in [
+        "/result/latency_us/p99",
+        "/result/lone_us/p50",
+        "/result/broker_cpu_us_per_delivery",
+        "/limits/ratio",
+        "/limits/cpu_ratio",
+        "/limits/one_outstanding/ratio/median",
+    ] {
+        assert!(of(path) > 0.0, "{path}: {report}");
+    }
+}
+
+#[test]
+fn idle_connections_and_subscriptions_are_counted_and_still_there_at_the_end() {
+    let report = subscribe_to_json("--idle-connections 20 --subscriptions 203 --quiet 1s");
+    // Each subscription got the one record published at the end.
+    assert_eq!(report["verify"]["checked"], 203, "{report}");
+    assert!(
+        report["bytes_per_connection"].as_f64().unwrap() > 0.0,
+        "{report}"
+    );
+    assert!(
+        report["rss_subscribed_bytes"].as_u64().unwrap() > 1 << 20,
+        "{report}"
+    );
+}
+
 #[test]
 fn a_cache_run_checks_every_answer_and_comes_back_after_a_kill() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -22,7 +22,7 @@ use felix_uring::cluster::{BrokerProgram, Cluster, ClusterSpec, ShardedSpec, NAM
 use shard_executor::topology::pin_current_thread;
 
 use crate::client::{trust, FelixNames};
-use crate::cpu::{plan_cpus, thread_cpu_seconds, usable_cpus, CpuPlan};
+use crate::cpu::{plan_cpus, resident_bytes_of, thread_cpu_seconds, usable_cpus, CpuPlan};
 use crate::meter::Latency;
 use crate::place::WorkDir;
 use crate::quic::tokio_side::block_on;
@@ -115,14 +115,7 @@ fn on_own_cluster(args: &CacheArgs, plan: &CpuPlan, dir: &Path) -> Result<CacheR
 
 /// Resident bytes of a process; 0 when it cannot be told.
 fn resident_bytes(pid: Option<u32>) -> u64 {
-    let status = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/status")).ok());
-    let line = status.as_deref().and_then(|text| {
-        text.lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
-            .and_then(|rest| rest.split_whitespace().next())
-            .and_then(|kib| kib.parse::<u64>().ok())
-    });
-    line.unwrap_or(0) * 1024
+    pid.and_then(resident_bytes_of).unwrap_or(0)
 }
 
 fn memory_of(cluster: &Cluster, owner: usize, rss_before_bytes: u64) -> Result<CacheMemory> {

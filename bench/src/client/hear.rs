@@ -114,7 +114,7 @@ impl Load {
 
     /// Handling what was heard may end the connection and its lanes.
     pub(super) fn next_heard(&mut self, index: usize, lane: usize) -> Option<Heard> {
-        self.conns[index].lanes.get_mut(lane)?.speaker.next()
+        self.conns[index].lanes.get_mut(lane)?.speaker.hear()
     }
 
     pub(super) fn on_heard(&mut self, index: usize, lane: usize, heard: Heard, now: Instant) {

@@ -88,16 +88,9 @@ pub(super) struct Load {
 
 impl Load {
     fn new(spec: LoadSpec, progress: Arc<Progress>) -> Result<Self, LoadError> {
-        let setup = |error: &dyn std::fmt::Display| LoadError::Setup(error.to_string());
-        let transport = transport_settings().build().map_err(|e| setup(&e))?;
-        let dial = client_config(spec.tls.clone(), transport).map_err(|e| setup(&e))?;
-        let mut pump =
-            Pump::new(PumpConfig::new(0, 1, SharedKeys::generate())).map_err(|e| setup(&e))?;
-        let mut endpoints = Vec::new();
-        for index in 0..spec.sockets.clamp(1, spec.connections.max(1)) {
-            let is_v4 = spec.targets[index % spec.targets.len()].addr.is_ipv4();
-            endpoints.push(add_socket(&mut pump, is_v4)?);
-        }
+        let sockets = spec.sockets.clamp(1, spec.connections.max(1));
+        let is_v4 = |socket: usize| spec.targets[socket % spec.targets.len()].addr.is_ipv4();
+        let (pump, dial, endpoints) = load_pump(&spec.tls, (0..sockets).map(is_v4))?;
         let conns = (0..spec.connections)
             .map(|i| Conn::new(i % spec.targets.len(), endpoints[i % endpoints.len()]))
             .collect();
@@ -309,6 +302,22 @@ pub fn transport_settings() -> TransportSettings {
     }
 }
 
+/// A pump for connections to brokers, what to dial with, and a socket for each of `is_v4`.
+pub fn load_pump(
+    tls: &Arc<rustls::ClientConfig>,
+    is_v4: impl Iterator<Item = bool>,
+) -> Result<(Pump, quinn_proto::ClientConfig, Vec<EndpointId>), LoadError> {
+    let setup = |error: &dyn std::fmt::Display| LoadError::Setup(error.to_string());
+    let transport = transport_settings().build().map_err(|e| setup(&e))?;
+    let dial = client_config(Arc::clone(tls), transport).map_err(|e| setup(&e))?;
+    let mut pump =
+        Pump::new(PumpConfig::new(0, 1, SharedKeys::generate())).map_err(|e| setup(&e))?;
+    let endpoints = is_v4
+        .map(|is_v4| add_socket(&mut pump, is_v4))
+        .collect::<Result<_, _>>()?;
+    Ok((pump, dial, endpoints))
+}
+
 fn add_socket(pump: &mut Pump, is_v4: bool) -> Result<EndpointId, LoadError> {
     let local = match is_v4 {
         true => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
@@ -327,7 +336,7 @@ fn add_socket(pump: &mut Pump, is_v4: bool) -> Result<EndpointId, LoadError> {
 }
 
 /// Waits for input or the moment.
-pub(super) async fn wait(pump: &mut Pump, alarm: &mut rt::Alarm, until: Instant) {
+pub async fn wait(pump: &mut Pump, alarm: &mut rt::Alarm, until: Instant) {
     alarm.set(Some(until));
     poll_fn(|cx| {
         let ready = pump.poll_wait(cx, Instant::now());

@@ -9,8 +9,8 @@ mod speak;
 mod spec;
 mod trust;
 
-pub use load::{run_load, transport_settings};
+pub use load::{load_pump, run_load, transport_settings, wait};
 pub use reader::{ask_owners, ask_width, read_shard, ReadPlan, StreamWidth};
-pub use speak::{auth_message, FelixNames, Protocol};
+pub use speak::{auth_message, FelixNames, Heard, Protocol, Speaker};
 pub use spec::{LoadError, LoadReport, LoadSpec, Progress, Tally, Target};
 pub use trust::trust;

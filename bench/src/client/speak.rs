@@ -157,7 +157,7 @@ impl Speaker {
     }
 
     /// The next thing heard.
-    pub fn next(&mut self) -> Option<Heard> {
+    pub fn hear(&mut self) -> Option<Heard> {
         match self {
             Self::Relay { partial } => {
                 if partial.len() < ACK_BYTES {
@@ -312,7 +312,7 @@ mod tests {
         let mut heard = Vec::new();
         for byte in bytes {
             speaker.push(Bytes::copy_from_slice(&[byte]));
-            while let Some(h) = speaker.next() {
+            while let Some(h) = speaker.hear() {
                 heard.push(h);
             }
         }
@@ -361,10 +361,10 @@ mod tests {
         bytes.put_u64(1);
         let tail = bytes.split_off(5);
         speaker.push(bytes.freeze());
-        assert!(speaker.next().is_none());
+        assert!(speaker.hear().is_none());
         speaker.push(tail.freeze());
         assert!(matches!(
-            speaker.next(),
+            speaker.hear(),
             Some(Heard::Accepted { request_id: 9, .. })
         ));
     }

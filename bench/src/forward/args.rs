@@ -227,16 +227,7 @@ impl ForwardArgs {
 
     /// The brokers' `--spin-us`, which the relay probe has to share.
     pub fn broker_spin_us(&self) -> u64 {
-        let mut flags = self.serve_flags.iter();
-        while let Some(flag) = flags.next() {
-            let value = match flag.strip_prefix("--spin-us") {
-                Some("") => flags.next().map(String::as_str),
-                Some(rest) => rest.strip_prefix('='),
-                None => continue,
-            };
-            return value.and_then(|v| v.parse().ok()).unwrap_or(0);
-        }
-        BROKER_SPIN_US
+        broker_spin_us(&self.serve_flags)
     }
 
     /// Whether there is never more than one record on its way.
@@ -259,4 +250,18 @@ impl ForwardArgs {
             false => "forward",
         }
     }
+}
+
+/// The `--spin-us` among flags for brokers, which what they are set against has to share.
+pub fn broker_spin_us(serve_flags: &[String]) -> u64 {
+    let mut flags = serve_flags.iter();
+    while let Some(flag) = flags.next() {
+        let value = match flag.strip_prefix("--spin-us") {
+            Some("") => flags.next().map(String::as_str),
+            Some(rest) => rest.strip_prefix('='),
+            None => continue,
+        };
+        return value.and_then(|v| v.parse().ok()).unwrap_or(0);
+    }
+    BROKER_SPIN_US
 }

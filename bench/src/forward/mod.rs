@@ -10,11 +10,12 @@ mod path;
 mod readback;
 mod rounds;
 
-pub use args::{Ack, Durability, ForwardArgs, Verify, BROKER_SPIN_US};
+pub use args::{broker_spin_us, Ack, Durability, ForwardArgs, Verify, BROKER_SPIN_US};
 pub use beside::{run_beside, BesideArgs, BesideReport};
 pub use cluster::{keys_for, Destination};
 pub use copies::compare_copies;
 pub use drive::drive;
+pub use path::{one_outstanding, PathProbe, PathSample};
 
 use std::io::Write;
 use std::path::PathBuf;

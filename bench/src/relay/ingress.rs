@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,7 @@ use felix_uring::driver::quic::{
 };
 use shard_executor::rt;
 
-use super::net::{self, TlsFiles, INGRESS_ID, OWNER_ID};
+use super::net::{self, Facing, INGRESS_ID, OWNER_ID};
 
 /// A stream is not read while this much of it waits to go out.
 const AHEAD_BYTES: usize = 8 << 20;
@@ -23,44 +22,23 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 /// Flags of the hidden command.
 #[derive(Debug, Clone, Args)]
 pub struct IngressArgs {
-    /// Where to listen
-    #[arg(long)]
-    pub listen: SocketAddr,
     /// The relay's owner
     #[arg(long)]
     pub owner: SocketAddr,
-    /// CPU of the core
-    #[arg(long)]
-    pub cpu: Option<usize>,
-    /// File to write the address to once it serves
-    #[arg(long)]
-    pub ready: PathBuf,
-    /// Certificate towards clients
-    #[arg(long)]
-    pub client_cert: PathBuf,
-    /// Its key
-    #[arg(long)]
-    pub client_key: PathBuf,
-    /// Look for work this long before waiting, in us; as the brokers do
-    #[arg(long, default_value_t = 0)]
-    pub spin_us: u64,
     #[command(flatten)]
-    pub tls: TlsFiles,
+    pub facing: Facing,
 }
 
 /// Runs until the process is ended.
 pub fn run_ingress(args: IngressArgs) -> Result<()> {
-    let setup = net::client_listener(&args.client_cert, &args.client_key)?;
-    let peer = args.tls.peer(INGRESS_ID)?;
+    let setup = args.facing.listener()?;
+    let peer = args.facing.tls.peer(INGRESS_ID)?;
     let dial = client_config(
         peer.client_config().clone(),
         TransportSettings::peer_link().build()?,
     )?;
-    let socket = net::bind(args.listen)?;
-    let mut core = rt::CoreSpec::new(0);
-    core.cpu = args.cpu;
-    core.name = "relay-ingress".into();
-    rt::spawn_core(core, move || async move {
+    let socket = net::bind(args.facing.listen)?;
+    rt::spawn_core(args.facing.core(INGRESS_ID), move || async move {
         let mut pump = net::pump()?;
         let listener = net::listen(&mut pump, socket, setup)?;
         let dialler = net::dialler(&mut pump, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
@@ -71,10 +49,12 @@ pub fn run_ingress(args: IngressArgs) -> Result<()> {
             is_owner_up: false,
             twin: HashMap::new(),
             paused: HashMap::new(),
-            spin: Duration::from_micros(args.spin_us),
+            spin: Duration::from_micros(args.facing.spin_us),
         };
         let addr = relay.pump.local_addr(listener)?;
-        relay.serve(|| net::announce(&args.ready, addr)).await
+        relay
+            .serve(|| net::announce(&args.facing.ready, addr))
+            .await
     })?
     .join()?
 }

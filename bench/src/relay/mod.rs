@@ -8,11 +8,12 @@
 pub mod frames;
 mod ingress;
 mod journal;
-mod net;
+pub(crate) mod net;
 mod owner;
 mod pair;
 
 pub use ingress::{run_ingress, IngressArgs};
-pub use net::now_s;
+pub use net::{now_s, Facing};
 pub use owner::{run_owner, OwnerArgs};
+pub(crate) use pair::Starter;
 pub use pair::{RelayPair, RelayPlan};

@@ -34,6 +34,46 @@ pub struct TlsFiles {
     pub peer_key: PathBuf,
 }
 
+/// Flags of a process that takes clients, as a broker does.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Facing {
+    /// Where to listen
+    #[arg(long)]
+    pub listen: SocketAddr,
+    /// CPU of the core
+    #[arg(long)]
+    pub cpu: Option<usize>,
+    /// File to write the address to once it serves
+    #[arg(long)]
+    pub ready: PathBuf,
+    /// Certificate towards clients
+    #[arg(long)]
+    pub client_cert: PathBuf,
+    /// Its key
+    #[arg(long)]
+    pub client_key: PathBuf,
+    /// Look for work this long before waiting, in us; as the brokers do
+    #[arg(long, default_value_t = 0)]
+    pub spin_us: u64,
+    #[command(flatten)]
+    pub tls: TlsFiles,
+}
+
+impl Facing {
+    /// What is listened with.
+    pub fn listener(&self) -> Result<ServerSetup> {
+        client_listener(&self.client_cert, &self.client_key)
+    }
+
+    /// The core it runs on.
+    pub fn core(&self, name: &str) -> rt::CoreSpec {
+        let mut core = rt::CoreSpec::new(0);
+        core.cpu = self.cpu;
+        core.name = name.into();
+        core
+    }
+}
+
 impl TlsFiles {
     /// TLS between the two, both sides authenticated.
     pub fn peer(&self, node: &str) -> Result<PeerTls> {

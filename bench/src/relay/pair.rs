@@ -133,17 +133,20 @@ impl RelayPair {
 }
 
 /// What one of the processes is started with.
-struct Starter<'a> {
-    authority: &'a Authority,
-    home: PathBuf,
-    id: &'static str,
-    cpu: usize,
-    spin_us: u64,
-    takes_clients: bool,
+pub(crate) struct Starter<'a> {
+    pub authority: &'a Authority,
+    /// Its directory.
+    pub home: PathBuf,
+    /// The node id in its certificates.
+    pub id: &'static str,
+    pub cpu: usize,
+    pub spin_us: u64,
+    /// It is given a certificate towards clients.
+    pub takes_clients: bool,
 }
 
 impl Starter<'_> {
-    fn start(
+    pub fn start(
         &self,
         command: &str,
         more: &[(&str, Option<OsString>)],
