@@ -3,8 +3,9 @@
 #
 #   tests/acceptance/run.sh [--binary FILE] [--python FILE] [--nodes N] [CHECK-SCRIPT FLAGS...]
 #
-# Every broker is driven once: one of them owns the stream, the others forward to it. Ends with
-# status 0 when every check passed on every broker and the cluster stopped in order.
+# Every broker is driven once: one of them owns the stream, the others forward to it. The Python of
+# docs/clients.md is run as it stands there. Ends with status 0 when every check passed on every
+# broker and the cluster stopped in order.
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -29,6 +30,14 @@ for client in "${clients[@]}"; do
         --tenant "$(field tenant)" --namespace "$(field namespace)" --stream "$(field stream)" \
         --cache "$(field cache)" --key-file "$(field signing_key)" "$@" || failed=1
 done
+
+sed -n '/^```python$/,/^```$/{/^```/d;p}' "$root/docs/clients.md" >"$dir/first.py"
+if [ -s "$dir/first.py" ] && FELIX_CLUSTER="$dir/up.json" "$python" "$dir/first.py"; then
+    echo "ok docs/clients.md"
+else
+    echo "FAIL docs/clients.md: its first publish and subscribe"
+    failed=1
+fi
 
 stop_cluster
 exit "$failed"
