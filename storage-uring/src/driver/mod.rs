@@ -133,10 +133,7 @@ impl Storage {
     /// Takes the outcomes that are there, in append order.
     pub fn poll_completions(&self, out: &mut Vec<Completion>) {
         self.turn();
-        let mut core = self.shared.core.borrow_mut();
-        while let Some(completion) = core.machine.poll_completion() {
-            out.push(completion);
-        }
+        self.shared.core.borrow_mut().machine.take_completions(out);
     }
 
     /// Set when outcomes are waiting.

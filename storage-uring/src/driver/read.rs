@@ -88,12 +88,8 @@ fn start(
         });
     }
     let tail = core.machine.durable_tail(log);
-    if from >= tail
-        || state
-            .recent
-            .front()
-            .is_some_and(|oldest| oldest.first_offset <= from)
-    {
+    let recent_from = state.recent.oldest_offset();
+    if from >= tail || recent_from.is_some_and(|oldest| oldest <= from) {
         return Ok(None);
     }
     let reach = (max_bytes as u64)

@@ -1,6 +1,6 @@
 //! One record: a 16-byte header and the payload.
 
-use super::{crc, get_u32, put_u32};
+use super::{crc, get_u32, put_u32, put_u64};
 use crate::name::LogId;
 
 /// Bytes before the payload.
@@ -29,11 +29,9 @@ pub fn encode(
 ) -> usize {
     let total = RECORD_HEADER_BYTES + payload.len();
     put_u32(out, 0, payload.len() as u32);
-    out[8] = RECORD_KIND_PAYLOAD;
-    out[9] = 0;
-    out[10] = 0;
-    out[11] = 0;
-    put_u32(out, 12, time_delta_us);
+    // One store for the eight bytes that the checksum reads as one.
+    let kind_and_time = u64::from(RECORD_KIND_PAYLOAD) | u64::from(time_delta_us) << 32;
+    put_u64(out, 8, kind_and_time);
     out[RECORD_HEADER_BYTES..total].copy_from_slice(payload);
     let crc = checksum(&out[..total], log, offset);
     put_u32(out, 4, crc);

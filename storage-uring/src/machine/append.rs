@@ -265,6 +265,7 @@ impl CommitMachine {
     }
 
     /// Attaches a waiter to the newest group that is not durable; with none, the wait is over already.
+    #[inline(always)] // For every append: the waiter is made where it is kept.
     fn wait_for_newest(&mut self, waiter: Waiter) {
         let newest = if let Some(open) = self.open.as_mut() {
             self.queued_bytes = self.queued_bytes - self.open_counted + open.used;

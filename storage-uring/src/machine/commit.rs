@@ -3,6 +3,7 @@
 use super::control::Change;
 use super::group::{ClosedGroup, Flight, GroupLists, PendingChange, Waiter};
 use super::logs::LogRef;
+use super::recent::PREFETCH_AHEAD;
 use super::{Action, CommitMachine, Completion, CurrentSegment, Health, IoId, ReadySegment};
 use crate::error::CommitError;
 use crate::format::extent::ExtentKind;
@@ -245,6 +246,7 @@ impl CommitMachine {
             prev_end: self.sealed_end,
             region: closed.draft.freeze(),
             records: closed.records,
+            payload_bytes: closed.payload_bytes,
             flags: closed.flags,
             parts_left: 0,
             zero_writes: 0,
@@ -329,21 +331,28 @@ impl CommitMachine {
         let keeps = self.recent.keeps(flight.region.len());
         if keeps {
             self.recent.make_room(flight.region.len(), &mut self.logs);
-            self.recent.begin(flight.serial, flight.region);
+            self.recent.begin(flight.region);
         }
         let mut pending = changes.drain(..);
-        for extent in extents.drain(..) {
+        for (at, extent) in extents.iter().enumerate() {
+            if let Some(later) = extents.get(at + 2 * PREFETCH_AHEAD) {
+                self.logs.prefetch(later.log);
+            }
+            if let Some(later) = extents.get(at + PREFETCH_AHEAD).filter(|_| keeps) {
+                self.logs.prefetch_recent(later.log);
+            }
             if extent.kind == ExtentKind::Records {
                 let state = self.logs.get_mut(extent.log);
-                state.on_records(&extent);
+                state.on_records(extent);
                 if keeps {
-                    self.recent.add(&extent, state);
+                    self.recent.add(extent, state);
                 }
             } else if let Some(pending) = pending.next() {
                 self.apply_change(extent.log, extent.changes, &pending.change);
             }
         }
         drop(pending);
+        extents.clear();
         for waiter in waiters.drain(..) {
             self.completions.push_back(Completion {
                 token: waiter.token,
@@ -364,17 +373,10 @@ impl CommitMachine {
 
     fn count(&mut self, flight: &Flight, now_us: u64) {
         let spent_us = now_us.saturating_sub(flight.started_us);
-        let record_bytes: u64 = flight
-            .lists
-            .extents
-            .iter()
-            .map(|extent| u64::from(extent.records_len))
-            .sum();
         self.stats.commits += 1;
         self.stats.committed_bytes += flight.region.len() as u64;
         self.stats.records += u64::from(flight.records);
-        self.stats.payload_bytes += record_bytes
-            - u64::from(flight.records) * crate::format::record::RECORD_HEADER_BYTES as u64;
+        self.stats.payload_bytes += flight.payload_bytes;
         self.stats.commit_us_sum += spent_us;
         self.stats.commit_us_max = self.stats.commit_us_max.max(spent_us);
     }
@@ -387,13 +389,13 @@ impl CommitMachine {
             Change::Truncate(offset) => {
                 state.durable_tail = *offset;
                 state.index.on_truncate(*offset);
-                state.truncate_recent(*offset);
+                state.recent.truncate(*offset);
             }
             Change::Place(offset) => {
                 state.base = *offset;
                 state.durable_tail = *offset;
                 state.index.clear();
-                state.recent.clear();
+                state.recent.restart(*offset);
             }
             Change::Base(offset) => {
                 state.base = state.base.max(*offset);

@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use super::control::Change;
-use super::logs::{LogRef, LogTable};
+use super::logs::{prefetch, LogRef, LogTable};
+use super::recent::PREFETCH_AHEAD;
 use crate::error::CommitError;
 use crate::format::extent::{ExtentHeader, ExtentKind, EXTENT_HEADER_BYTES};
 use crate::format::group::GROUP_HEADER_BYTES;
@@ -89,6 +90,7 @@ pub(crate) struct OpenGroup {
     pub capacity: usize,
     pub used: usize,
     pub records: u32,
+    pub payload_bytes: u64,
     pub opened_us: u64,
     pub flags: u16,
     pub lists: GroupLists,
@@ -100,6 +102,7 @@ pub(crate) struct ClosedGroup {
     pub position: u64,
     pub used: usize,
     pub records: u32,
+    pub payload_bytes: u64,
     pub flags: u16,
     pub draft: Draft,
     pub lists: GroupLists,
@@ -119,6 +122,7 @@ impl OpenGroup {
             capacity,
             used: GROUP_HEADER_BYTES,
             records: 0,
+            payload_bytes: 0,
             opened_us,
             flags: 0,
             lists,
@@ -259,6 +263,7 @@ impl OpenGroup {
         extent.record_count += 1;
         extent.records_len += record_len as u32;
         self.records += 1;
+        self.payload_bytes += payload.len() as u64;
         state.tail += 1;
     }
 
@@ -271,6 +276,7 @@ impl OpenGroup {
             position: self.position,
             used: self.used,
             records: self.records,
+            payload_bytes: self.payload_bytes,
             flags: self.flags,
             draft: writer.split(padded),
             lists: self.lists,
@@ -288,16 +294,24 @@ impl ClosedGroup {
     pub fn place_extents(&mut self, logs: &mut LogTable, core: u16, segment: u64) {
         let position = self.position;
         let bytes = self.draft.bytes_mut();
-        for extent in &mut self.lists.extents {
+        let extents = &mut self.lists.extents;
+        for at in 0..extents.len() {
+            if let Some(later) = extents.get(at + PREFETCH_AHEAD) {
+                logs.prefetch_sealed(later.log);
+                prefetch(&bytes[later.at as usize]);
+                prefetch(&bytes[later.at as usize + EXTENT_HEADER_BYTES - 1]);
+            }
+            let extent = &mut extents[at];
             let state = logs.get_mut(extent.log);
             extent.prev = state.last_sealed;
-            extent.place = Place {
+            let place = Place {
                 segment,
                 position: (position + u64::from(extent.at)) as u32,
                 core,
             };
+            extent.place = place;
             match extent.kind {
-                ExtentKind::Records => state.last_sealed = extent.place,
+                ExtentKind::Records => state.last_sealed = place,
                 ExtentKind::Place => state.last_sealed = Place::NONE,
                 ExtentKind::Truncate
                 | ExtentKind::Base
@@ -335,6 +349,7 @@ pub(crate) struct Flight {
     pub prev_end: (u64, u64),
     pub region: Region,
     pub records: u32,
+    pub payload_bytes: u64,
     pub flags: u16,
     pub parts_left: u32,
     pub zero_writes: u32,

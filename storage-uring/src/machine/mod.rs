@@ -382,6 +382,12 @@ impl CommitMachine {
         self.completions.pop_front()
     }
 
+    /// All outcomes there are, behind what `out` holds.
+    #[cfg(feature = "runtime")]
+    pub fn take_completions(&mut self, out: &mut Vec<Completion>) {
+        out.extend(self.completions.drain(..));
+    }
+
     /// Whether outcomes are waiting.
     pub fn has_completions(&self) -> bool {
         !self.completions.is_empty()
