@@ -32,6 +32,13 @@ pub struct Stretch {
     pub next: Option<Place>,
 }
 
+impl Stretch {
+    /// Bytes from the start of its oldest extent to the start of its newest.
+    pub fn span_bytes(&self) -> u64 {
+        u64::from(self.interval.newest.position - self.first.position)
+    }
+}
+
 /// What a log knows about where its records are.
 #[derive(Debug, Clone, Default)]
 pub struct LogIndex {

@@ -31,6 +31,8 @@ pub struct StorageStats {
     pub reads: u64,
     /// Bytes of those reads.
     pub read_bytes: u64,
+    /// Reads answered by one that was made before it was asked for.
+    pub reads_ahead: u64,
     /// Such reads under way.
     pub active_reads: u64,
     /// Logs open on this core.

@@ -23,7 +23,7 @@ const HOPS_MAX: u32 = 1 << 20;
 
 /// Bytes read behind the header of an extent whose length is not known yet, at most: as long as extents
 /// are that hold more than one record.
-const EXTENT_BYTES: u64 = 72 * 1024;
+pub(crate) const EXTENT_BYTES: u64 = 72 * 1024;
 
 /// A read the walk needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

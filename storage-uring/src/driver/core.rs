@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::ahead::ReadsAhead;
 use super::reading::Reading;
 use super::ring::{ring_bell, Done, Op, ReadOp, Ring};
 use crate::config::{StorageConfig, SyncMethod};
@@ -35,6 +36,7 @@ pub(super) struct Core {
     /// Segments that may still be written to.
     files: HashMap<u64, Rc<File>>,
     reading: Reading,
+    pub ahead: ReadsAhead,
     requested: usize,
     heard_of_segments: bool,
     done: Vec<Done>,
@@ -46,6 +48,7 @@ pub(super) struct Core {
     stopped: bool,
     pub active_reads: usize,
     pub reads: u64,
+    pub reads_ahead: u64,
     pub read_bytes: u64,
 }
 
@@ -95,6 +98,7 @@ impl Core {
             faults: config.faults.clone().map(FaultState::new),
             files: HashMap::new(),
             reading: Reading::new(),
+            ahead: ReadsAhead::default(),
             requested: 0,
             heard_of_segments: false,
             done: Vec::new(),
@@ -105,6 +109,7 @@ impl Core {
             stopped: false,
             active_reads: 0,
             reads: 0,
+            reads_ahead: 0,
             read_bytes: 0,
             config,
         })
@@ -444,6 +449,7 @@ impl Core {
             no_space: gauges.no_space.load(Ordering::Relaxed),
             waiting_for_segment: self.machine.waiting_for_segment_since_us().is_some(),
             reads: self.reads,
+            reads_ahead: self.reads_ahead,
             read_bytes: self.read_bytes,
             active_reads: self.active_reads as u64,
             logs: self.machine.log_count() as u64,

@@ -6,6 +6,7 @@
 //! Invariants: single-threaded; no call blocks on the device; results are taken in at the next `turn`, which
 //! every public call that could need them makes.
 
+mod ahead;
 mod core;
 mod read;
 mod reading;
@@ -18,7 +19,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use glommio::io::BufferedFile;
-use shard_executor::rt::{spawn_local, Task};
+use shard_executor::rt::{spawn_local, yield_now, Task};
 use shard_executor::Signal;
 
 use crate::config::StorageConfig;
@@ -222,6 +223,11 @@ impl Storage {
                 break;
             }
             self.shared.progress.wait_take().await;
+        }
+        // Reads made ahead would keep the storage, and its directory's lock, alive.
+        while !self.shared.core.borrow().ahead.is_idle() {
+            self.turn();
+            yield_now().await;
         }
         let watcher = self.shared.watcher.borrow_mut().take();
         if let Some(watcher) = watcher {

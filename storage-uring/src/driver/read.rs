@@ -6,14 +6,16 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use bytes::Bytes;
+use shard_executor::rt::spawn_local;
 
+use super::ahead::{AheadSlot, Wanted};
 use super::ring::{ReadOp, ReadSlot};
 use super::Shared;
 use crate::error::ReadError;
 use crate::format::ALIGN;
 use crate::machine::{LogRef, ReadBatch};
 use crate::slab::Draft;
-use crate::walk::{ReadWalk, WalkStep, WantedRead};
+use crate::walk::{ReadWalk, WalkStep, WantedRead, EXTENT_BYTES as LONGEST_EXTENT_BYTES};
 
 /// What a read of several extents may be longer than their distance: a block before and an extent behind.
 const READ_AROUND_BYTES: u64 = 128 * 1024;
@@ -44,7 +46,7 @@ pub(super) async fn read(
     from: u64,
     max_bytes: usize,
 ) -> Result<ReadBatch, ReadError> {
-    let Some(mut walk) = start(shared, log, from, max_bytes)? else {
+    let Some(start) = start(shared, log, from, max_bytes)? else {
         let batch = shared
             .core
             .borrow()
@@ -56,6 +58,97 @@ pub(super) async fn read(
             next_offset: from,
         }));
     };
+    let made = take_ahead(shared, log, from, max_bytes);
+    // Before the wait, so that the disk has the next read while this one is looked through.
+    let goes_on = shared.core.borrow_mut().ahead.goes_on(log, from);
+    if let Some(next) = start.next.filter(|_| goes_on) {
+        read_ahead(shared, log, next, max_bytes);
+    }
+    let batch = match made {
+        Some(made) => answer_of(shared, made).await,
+        None => None,
+    };
+    let was_made = batch.is_some();
+    let batch = match batch {
+        Some(batch) => batch,
+        None => run(shared, start.walk).await?,
+    };
+    let mut core = shared.core.borrow_mut();
+    core.ahead.ended(log, batch.next_offset);
+    core.reads_ahead += u64::from(was_made);
+    drop(core);
+    Ok(batch)
+}
+
+/// The question as it is put now.
+fn question(shared: &Rc<Shared>, log: LogRef, from: u64, max_bytes: usize) -> Wanted {
+    let changes = shared.core.borrow().machine.log_state(log).changes;
+    Wanted {
+        log,
+        from,
+        max_bytes,
+        changes,
+    }
+}
+
+/// The read made ahead for this question, if there is one.
+fn take_ahead(
+    shared: &Rc<Shared>,
+    log: LogRef,
+    from: u64,
+    max_bytes: usize,
+) -> Option<(Wanted, Rc<RefCell<AheadSlot>>)> {
+    let wanted = question(shared, log, from, max_bytes);
+    let slot = shared.core.borrow_mut().ahead.take(&wanted)?;
+    Some((wanted, slot))
+}
+
+/// What a read made ahead found; none when it failed: then the read is made anew, and its own error is told.
+async fn answer_of(
+    shared: &Rc<Shared>,
+    (wanted, slot): (Wanted, Rc<RefCell<AheadSlot>>),
+) -> Option<ReadBatch> {
+    let result = poll_fn(|cx| {
+        let mut slot = slot.borrow_mut();
+        match slot.result.take() {
+            Some(result) => Poll::Ready(result),
+            None => {
+                slot.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    })
+    .await;
+    // An event may have cut the log while this waited.
+    let is_same = question(shared, wanted.log, wanted.from, wanted.max_bytes) == wanted;
+    result
+        .ok()
+        .filter(|batch| is_same && batch.next_offset > wanted.from)
+}
+
+/// Makes the read that will probably be asked for next. Does nothing when memory has it, when there is
+/// nothing to read, or when enough is under way.
+fn read_ahead(shared: &Rc<Shared>, log: LogRef, from: u64, max_bytes: usize) {
+    let Ok(Some(start)) = start(shared, log, from, max_bytes) else {
+        return;
+    };
+    let wanted = question(shared, log, from, max_bytes);
+    let slot = {
+        let mut core = shared.core.borrow_mut();
+        let now_us = core.now_us();
+        core.ahead.begin(wanted, now_us)
+    };
+    let Some(slot) = slot else { return };
+    let shared = Rc::clone(shared);
+    spawn_local(async move {
+        let result = run(&shared, start.walk).await;
+        shared.core.borrow_mut().ahead.end(&slot, result);
+    })
+    .detach();
+}
+
+/// Carries a walk out.
+async fn run(shared: &Rc<Shared>, mut walk: ReadWalk) -> Result<ReadBatch, ReadError> {
     let _permit = Permit::take(shared)?;
     let mut input = None;
     loop {
@@ -69,13 +162,20 @@ pub(super) async fn read(
     }
 }
 
-/// The walk for a read; none when memory has it or there is nothing to read.
+/// A read of the disk that can begin.
+struct Start {
+    walk: ReadWalk,
+    /// The offset it ends at, when that is sure, and there is more behind it.
+    next: Option<u64>,
+}
+
+/// How a read begins; none when memory has it or there is nothing to read.
 fn start(
     shared: &Rc<Shared>,
     log: LogRef,
     from: u64,
     max_bytes: usize,
-) -> Result<Option<ReadWalk>, ReadError> {
+) -> Result<Option<Start>, ReadError> {
     let core = shared.core.borrow();
     let state = core.machine.log_state(log);
     if state.damage.is_some() {
@@ -92,16 +192,29 @@ fn start(
     if from >= tail || recent_from.is_some_and(|oldest| oldest <= from) {
         return Ok(None);
     }
-    let reach = (max_bytes as u64)
-        .min((core.max_transfer_bytes() as u64).saturating_sub(READ_AROUND_BYTES));
+    // Where the limit is not small, a stretch is chosen that stays below it: then where it ends is known
+    // before it is read.
+    let asked = max_bytes as u64;
+    let within = match asked > 2 * LONGEST_EXTENT_BYTES {
+        true => asked - LONGEST_EXTENT_BYTES,
+        false => asked,
+    };
+    let reach = within.min((core.max_transfer_bytes() as u64).saturating_sub(READ_AROUND_BYTES));
     if let Some(stretch) = state.index.stretch(from, tail, reach) {
-        let walk = ReadWalk::of_stretch(state.id, from, max_bytes, &stretch);
-        return Ok(Some(walk));
+        let end = stretch.interval.end;
+        let is_whole = stretch.span_bytes() + LONGEST_EXTENT_BYTES <= max_bytes as u64;
+        return Ok(Some(Start {
+            walk: ReadWalk::of_stretch(state.id, from, max_bytes, &stretch),
+            next: Some(end).filter(|end| is_whole && *end < tail),
+        }));
     }
     let Some(interval) = state.index.interval(from, tail) else {
         return Ok(None);
     };
-    Ok(Some(ReadWalk::new(state.id, from, max_bytes, interval)))
+    Ok(Some(Start {
+        walk: ReadWalk::new(state.id, from, max_bytes, interval),
+        next: None,
+    }))
 }
 
 /// Reads a stretch of a segment, in transfers the device takes.

@@ -8,9 +8,13 @@ use crate::datadir::Layout;
 use crate::recovery::open_for_reading;
 use crate::slab::{Draft, SlabPool, SlabWriter};
 
-/// Size of a pooled buffer, the largest transfer; and how many idle ones are kept.
-const BUFFER_BYTES: usize = 1 << 20;
+/// Size of a pooled buffer, a huge page: a read into small pages costs the disk driver an entry for each of
+/// them, and a disk of a virtual machine a third of its rate. Two of the largest transfers fit one.
+const BUFFER_BYTES: usize = 2 << 20;
+/// How many idle ones are kept.
 const BUFFERS: usize = 4;
+/// Shorter reads get memory of their own: they would keep a whole buffer for as long as a reader has them.
+const POOLED_BYTES_MIN: usize = 64 << 10;
 /// Files kept open.
 const FILES: usize = 64;
 
@@ -19,6 +23,8 @@ pub(super) struct Reading {
     files: VecDeque<((u16, u64), Rc<File>)>,
     /// Used again once nobody holds a record of them.
     buffers: SlabPool,
+    /// The buffer that reads are given parts of.
+    writer: SlabWriter,
 }
 
 impl Reading {
@@ -26,6 +32,8 @@ impl Reading {
         Self {
             files: VecDeque::new(),
             buffers: SlabPool::new(BUFFER_BYTES, BUFFERS),
+            // As good as full: a core that never reads has no buffer.
+            writer: SlabWriter::new(0),
         }
     }
 
@@ -49,12 +57,13 @@ impl Reading {
 
     /// Memory for a read; a small one is not worth a pooled buffer.
     pub fn buffer(&mut self, len: usize) -> Draft {
-        if len > self.buffers.slab_bytes() || len * 16 < self.buffers.slab_bytes() {
+        if !(POOLED_BYTES_MIN..=BUFFER_BYTES).contains(&len) {
             return SlabWriter::new(len).split(len);
         }
-        let mut writer = self.buffers.take();
-        let draft = writer.split(len);
-        self.buffers.retire(writer);
-        draft
+        if self.writer.room() < len {
+            let full = std::mem::replace(&mut self.writer, self.buffers.take());
+            self.buffers.retire(full);
+        }
+        self.writer.split(len)
     }
 }

@@ -6,4 +6,5 @@ mod faults;
 mod killed;
 mod loop_fs;
 mod offline;
+mod reading_ahead;
 mod small_disks;
