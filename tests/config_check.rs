@@ -311,6 +311,11 @@ fn values_that_are_wrong_together() {
             "peer-receive-window-bytes",
         ),
         (
+            &[("peer-connections", "100")],
+            "peer-connections-per-node",
+            "peer-connections = 100",
+        ),
+        (
             &[("internal-listen", "127.0.0.1:5000")],
             "internal-listen = 127.0.0.1:5000",
             "differ from client-listen",

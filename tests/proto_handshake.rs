@@ -285,6 +285,7 @@ fn certificate_refusals_wait_long_and_other_ends_do_not() {
     for (cause, severity) in [
         (CloseCause::CertificateRefused, Severity::Refused),
         (CloseCause::PeerCertificateInvalid, Severity::Refused),
+        (CloseCause::NoCommonProtocol, Severity::Refused),
         (CloseCause::TimedOut, Severity::Passing),
         (CloseCause::ClosedByPeer, Severity::Passing),
         (CloseCause::Transport, Severity::Passing),

@@ -20,7 +20,8 @@ pub use client::{get, HttpError, HttpResponse};
 pub use process::ProcessUsage;
 pub use server::{AdminServer, MAX_HEAD_BYTES, REQUEST_DEADLINE};
 pub use snapshot::{
-    CatalogSnapshot, CoreSnapshot, HaltedSnapshot, HeldSnapshot, PathSnapshot, PeerSnapshot,
-    ReplicationSnapshot, ShardFailure, ShardSnapshot, StorageSnapshot,
+    AcceptedPeersSnapshot, CatalogSnapshot, CertificateConnections, CoreSnapshot, HaltedSnapshot,
+    HeldSnapshot, PathSnapshot, PeerSnapshot, ReplicationSnapshot, ShardFailure, ShardSnapshot,
+    StorageSnapshot,
 };
 pub use state::{NodeInfo, Readiness, SharedState, LIVE_SILENCE};

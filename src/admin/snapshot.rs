@@ -13,6 +13,7 @@ pub struct CoreSnapshot {
     pub phase: String,
     pub client_connections: u64,
     pub peer_connections: u64,
+    pub accepted_peers: AcceptedPeersSnapshot,
     pub subscriptions: u64,
     pub publishes_in_flight: u64,
     pub forwards_in_flight: u64,
@@ -122,6 +123,26 @@ pub struct PathSnapshot {
     pub black_holes: u64,
     pub sent_packets: u64,
     pub lost_packets: u64,
+}
+
+/// The connections other brokers have made to a core.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct AcceptedPeersSnapshot {
+    pub connections: u64,
+    /// More are refused.
+    pub limit: u64,
+    /// More under one certificate are refused.
+    pub limit_per_certificate: u64,
+    /// Those that have most of them; empty when peers show no certificates.
+    pub by_certificate: Vec<CertificateConnections>,
+}
+
+/// The connections made under one certificate.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct CertificateConnections {
+    /// Its names, separated by commas.
+    pub names: String,
+    pub connections: u64,
 }
 
 /// What a core holds for connections and requests; all of it falls back when they end.

@@ -172,6 +172,12 @@ fn check_peer(config: &Config, rules: &mut Rules) {
         largest,
         "between brokers",
     );
+    rules.require(
+        peer.connections_per_node <= peer.connections,
+        "peer-connections-per-node",
+        format!("must not exceed peer-connections = {}", peer.connections),
+        "lower it, or raise peer-connections",
+    );
     let (stream, connection) = (peer.stream_window_bytes, peer.connection_window_bytes);
     nested(
         rules,

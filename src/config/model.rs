@@ -74,6 +74,10 @@ pub struct PeerSettings {
     pub streams: u8,
     /// Requests of all peers a core works on at once.
     pub inbound_in_flight: usize,
+    /// Connections of other brokers a core accepts.
+    pub connections: usize,
+    /// Of these, connections under one certificate.
+    pub connections_per_node: usize,
     /// How long an answer may take.
     pub request_timeout: Duration,
     /// How long connecting and greeting may take.

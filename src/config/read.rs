@@ -313,6 +313,8 @@ fn read_peer(reader: &ValueReader) -> PeerSettings {
         rebuilds_at_once: reader.size("rebuilds-at-once"),
         streams: reader.small("peer-streams") as u8,
         inbound_in_flight: reader.size("peer-inbound-in-flight"),
+        connections: reader.size("peer-connections"),
+        connections_per_node: reader.size("peer-connections-per-node"),
         request_timeout: reader.ms("peer-request-timeout-ms"),
         connect_timeout: reader.ms("peer-connect-timeout-ms"),
         keep_alive: reader.ms("peer-keep-alive-ms"),

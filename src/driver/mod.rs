@@ -6,5 +6,6 @@ mod recover;
 mod secret;
 mod serve;
 mod settings;
+mod watch;
 
 pub use serve::{serve, ServeError, ServeSummary};

@@ -61,7 +61,11 @@ pub(super) fn core_settings(config: &Config) -> Settings {
         spin: config.executor.spin,
         auth_timeout: client.auth_timeout,
         peer_greeting_timeout: peer.connect_timeout,
+        // One group more than are being written, so that the disk never waits for the next piece.
+        bulk_queued_bytes: (config.storage.commits_in_flight + 1) * config.storage.commit_max_bytes,
         peer_inbound_in_flight: peer.inbound_in_flight,
+        max_peer_connections: peer.connections,
+        max_peer_connections_per_node: peer.connections_per_node,
         client_in_flight_bytes: CLIENT_IN_FLIGHT_BYTES,
         max_subscriptions: client.max_subscriptions.div_ceil(usize::from(cores)),
         client_buffered_bytes: client.buffered_bytes.div_ceil(usize::from(cores)),

@@ -117,7 +117,6 @@ labels! {
         ConnectionLost = "connection_lost",
         Timeout = "timeout",
         BadAnswer = "bad_answer",
-        Stopping = "stopping",
     }
     /// Why a publish that asked for no answer was dropped.
     UnackedDrop("reason") {

@@ -154,6 +154,8 @@ metrics! {
         family connections_closed(CloseReason) "connections_closed_total" "Connections that ended, by reason.";
         gauge client_connections "client_connections" "Client connections up now.";
         gauge peer_connections "peer_connections" "Connections to and from other brokers up now.";
+        gauge peer_connections_accepted "peer_connections_accepted" "Of these, connections other brokers made.";
+        counter closes_unsent "connection_closes_unsent_total" "Closes that never left: the other end finds out by its idle timeout.";
         family handshakes_failed(HandshakeFault) "handshakes_failed_total" "Connections that did not come up.";
         counter auth_accepted "auth_accepted_total" "Streams that authenticated.";
         counter auth_refused "auth_refused_total" "Streams whose token or tenant was refused.";

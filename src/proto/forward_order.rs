@@ -15,7 +15,7 @@
 //! * ORD-3: what is on its way at once goes one way: to one broker, on one stream.
 //! * ORD-4: whatever is held is released or given up as soon as what it waits for has ended.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// What may become of a request that is to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -41,19 +41,29 @@ enum State {
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     token: u64,
+    /// Its place in the order of the stream; entries ascend.
+    sequence: u64,
     /// Where it goes, or went last.
     way: u64,
     state: State,
-    /// A later request of the chain may have been applied.
-    is_overtaken: bool,
 }
 
 /// Unfinished requests of one client stream and shard, oldest first.
+///
+/// Nothing here grows faster than the logarithm of their number for requests that are answered, refused or
+/// retried in their order; out of order, finding one may pass over all of them.
 #[derive(Debug, Default)]
 pub struct OrderChain {
     entries: VecDeque<Entry>,
-    /// Entries that are not `Sent`.
-    unsent: usize,
+    next_sequence: u64,
+    /// Sequences of entries that are not `Sent`.
+    unsent: BTreeSet<u64>,
+    /// The first so many entries have been overtaken: a later request of the chain may have been applied.
+    overtaken: usize,
+    /// `Held` entries among the overtaken ones.
+    overtaken_held: usize,
+    /// Where an entry was found last: the next one looked for mostly is its neighbour.
+    last_found: usize,
 }
 
 impl OrderChain {
@@ -64,13 +74,14 @@ impl OrderChain {
 
     /// Whether a request waits to be sent, for the first time or again.
     pub fn has_unsent(&self) -> bool {
-        self.unsent > 0
+        !self.unsent.is_empty()
     }
 
     /// Whether another request of the chain is on its way, so that `token` has to follow it.
-    pub fn follows_another(&self, token: u64) -> bool {
-        let mut others = self.entries.iter().filter(|entry| entry.token != token);
-        others.any(|entry| entry.state == State::Sent)
+    pub fn follows_another(&mut self, token: u64) -> bool {
+        let own = self.position(token);
+        let is_sent = own.is_some_and(|at| self.entries[at].state == State::Sent);
+        self.sent() > usize::from(is_sent)
     }
 
     /// A new request at the end of the chain: [`Turn::Send`] or [`Turn::Hold`]. `way` names the broker it
@@ -78,16 +89,20 @@ impl OrderChain {
     pub fn begin(&mut self, token: u64, way: u64) -> Turn {
         // All that are on their way go the same one.
         let goes_along = self.entries.back().is_none_or(|last| last.way == way);
-        let (state, turn) = match self.unsent == 0 && goes_along {
+        let (state, turn) = match self.unsent.is_empty() && goes_along {
             true => (State::Sent, Turn::Send),
             false => (State::Held, Turn::Hold),
         };
-        self.unsent += usize::from(state != State::Sent);
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        if state != State::Sent {
+            self.unsent.insert(sequence);
+        }
         self.entries.push_back(Entry {
             token,
+            sequence,
             way,
             state,
-            is_overtaken: false,
         });
         turn
     }
@@ -121,60 +136,92 @@ impl OrderChain {
         let Some(at) = self.position(token) else {
             return;
         };
-        if may_be_applied {
-            for earlier in self.entries.range_mut(..at) {
-                earlier.is_overtaken = true;
-            }
+        if may_be_applied && at > self.overtaken {
+            let newly = self.entries.range(self.overtaken..at);
+            self.overtaken_held += newly.filter(|e| e.state == State::Held).count();
+            self.overtaken = at;
         }
-        let removed = self.entries.remove(at);
-        self.unsent -= usize::from(removed.is_some_and(|entry| entry.state != State::Sent));
+        let Some(removed) = self.entries.remove(at) else {
+            return;
+        };
+        self.unsent.remove(&removed.sequence);
+        if at < self.overtaken {
+            self.overtaken -= 1;
+            self.overtaken_held -= usize::from(removed.state == State::Held);
+        }
+        if self.entries.is_empty() {
+            self.last_found = 0;
+        }
     }
 
     /// The first held request that need not wait any longer, with [`Turn::Send`] (it counts as sent then)
     /// or [`Turn::GiveUp`]. Call until `None` after every change.
     pub fn next_release(&mut self) -> Option<(u64, Turn)> {
-        if self.unsent == 0 {
-            return None;
+        if self.overtaken_held > 0 {
+            let mut overtaken = self.entries.range(..self.overtaken);
+            let held = overtaken.find(|entry| entry.state == State::Held)?;
+            return Some((held.token, Turn::GiveUp));
         }
-        for at in 0..self.entries.len() {
-            if self.entries[at].state != State::Held {
-                continue;
-            }
-            match self.turn_of(at) {
-                Turn::Hold => {}
-                turn @ Turn::Send => {
-                    self.set(at, State::Sent);
-                    return Some((self.entries[at].token, turn));
-                }
-                turn @ Turn::GiveUp => return Some((self.entries[at].token, turn)),
-            }
-        }
-        None
+        // Only the first that is not sent may be: the others wait for it.
+        let at = self.index_of(*self.unsent.first()?)?;
+        let may_go = self.entries[at].state == State::Held && self.turn_of(at) == Turn::Send;
+        may_go.then(|| {
+            self.set(at, State::Sent);
+            (self.entries[at].token, Turn::Send)
+        })
     }
 
+    /// What may become of an entry that is not sent.
     fn turn_of(&self, at: usize) -> Turn {
-        if self.entries[at].is_overtaken {
+        if at < self.overtaken {
             return Turn::GiveUp;
         }
-        let way = self.entries[at].way;
-        let mut earlier = self.entries.range(..at);
-        let earlier_unsent = earlier.any(|e| e.state != State::Sent || e.way != way);
-        let later_sent = self.entries.range(at + 1..).any(|e| e.state == State::Sent);
-        match earlier_unsent || later_sent {
-            true => Turn::Hold,
-            false => Turn::Send,
+        let entry = &self.entries[at];
+        let is_first_unsent = self.unsent.first() == Some(&entry.sequence);
+        // All earlier ones are sent then, one way, and whatever else is sent comes later.
+        let later_sent = self.sent() > at;
+        let goes_along = at == 0 || self.entries[0].way == entry.way;
+        match is_first_unsent && goes_along && !later_sent {
+            true => Turn::Send,
+            false => Turn::Hold,
         }
+    }
+
+    /// Requests on their way.
+    fn sent(&self) -> usize {
+        self.entries.len() - self.unsent.len()
     }
 
     fn set(&mut self, at: usize, state: State) {
         let entry = &mut self.entries[at];
-        self.unsent -= usize::from(entry.state != State::Sent);
-        self.unsent += usize::from(state != State::Sent);
-        entry.state = state;
+        let before = std::mem::replace(&mut entry.state, state);
+        match state {
+            State::Sent => self.unsent.remove(&entry.sequence),
+            State::Waiting | State::Held => self.unsent.insert(entry.sequence),
+        };
+        if at < self.overtaken {
+            self.overtaken_held += usize::from(state == State::Held);
+            self.overtaken_held -= usize::from(before == State::Held);
+        }
     }
 
-    fn position(&self, token: u64) -> Option<usize> {
-        self.entries.iter().position(|entry| entry.token == token)
+    fn index_of(&self, sequence: u64) -> Option<usize> {
+        let found = self.entries.binary_search_by_key(&sequence, |e| e.sequence);
+        found.ok()
+    }
+
+    fn position(&mut self, token: u64) -> Option<usize> {
+        let is_at = |at: &usize| self.entries.get(*at).is_some_and(|e| e.token == token);
+        let likely = [
+            0,
+            self.last_found,
+            self.last_found + 1,
+            self.entries.len().wrapping_sub(1),
+        ];
+        let found = likely.into_iter().find(is_at);
+        let at = found.or_else(|| self.entries.iter().position(|entry| entry.token == token))?;
+        self.last_found = at;
+        Some(at)
     }
 }
 
@@ -249,6 +296,126 @@ mod tests {
         assert_eq!(chain.next_release(), Some((1, Turn::Send)));
         assert_eq!(chain.next_release(), None, "2 goes another way than 1");
         assert!(chain.follows_another(2));
+    }
+
+    /// The rules as they are told, without any index.
+    #[derive(Default)]
+    struct Plain {
+        entries: Vec<(u64, u64, State, bool)>,
+    }
+
+    impl Plain {
+        fn turn_of(&self, at: usize) -> Turn {
+            let (_, way, _, is_overtaken) = self.entries[at];
+            let (earlier, later) = (&self.entries[..at], &self.entries[at + 1..]);
+            let waits = earlier.iter().any(|e| e.2 != State::Sent || e.1 != way)
+                || later.iter().any(|e| e.2 == State::Sent);
+            match (is_overtaken, waits) {
+                (true, _) => Turn::GiveUp,
+                (false, true) => Turn::Hold,
+                (false, false) => Turn::Send,
+            }
+        }
+
+        fn begin(&mut self, token: u64, way: u64) -> Turn {
+            let may_go = self.entries.iter().all(|e| e.2 == State::Sent)
+                && self.entries.last().is_none_or(|e| e.1 == way);
+            let (state, turn) = match may_go {
+                true => (State::Sent, Turn::Send),
+                false => (State::Held, Turn::Hold),
+            };
+            self.entries.push((token, way, state, false));
+            turn
+        }
+
+        fn on_retry(&mut self, at: usize, way: u64) -> Turn {
+            self.entries[at].1 = way;
+            let turn = self.turn_of(at);
+            self.entries[at].2 = match turn {
+                Turn::Send => State::Sent,
+                Turn::Hold | Turn::GiveUp => State::Held,
+            };
+            turn
+        }
+
+        fn on_finished(&mut self, at: usize, may_be_applied: bool) {
+            for earlier in &mut self.entries[..at] {
+                earlier.3 |= may_be_applied;
+            }
+            self.entries.remove(at);
+        }
+
+        /// Everything that could be released now.
+        fn releasable(&self) -> Vec<(u64, Turn)> {
+            let held = (0..self.entries.len()).filter(|at| self.entries[*at].2 == State::Held);
+            held.map(|at| (self.entries[at].0, self.turn_of(at)))
+                .filter(|(_, turn)| *turn != Turn::Hold)
+                .collect()
+        }
+    }
+
+    /// Any sequence of calls gives what the plain rules give.
+    #[test]
+    fn the_indexes_agree_with_the_plain_rules() {
+        for seed in 0..3_000u64 {
+            let mut state = seed;
+            let mut below = |n: usize| (split_mix(&mut state) % n as u64) as usize;
+            let (mut chain, mut plain) = (OrderChain::default(), Plain::default());
+            for token in 0..60u64 {
+                let way = u64::from(below(6) == 0);
+                assert_eq!(
+                    chain.begin(token, way),
+                    plain.begin(token, way),
+                    "seed {seed}"
+                );
+                for _ in 0..below(4) {
+                    if plain.entries.is_empty() {
+                        break;
+                    }
+                    let at = below(plain.entries.len());
+                    let (of, _, now, _) = plain.entries[at];
+                    match (now, below(3)) {
+                        (State::Sent, 0) => {
+                            chain.on_refused(of);
+                            plain.entries[at].2 = State::Waiting;
+                        }
+                        (State::Waiting, 0 | 1) => {
+                            assert_eq!(chain.on_retry(of, way), plain.on_retry(at, way));
+                        }
+                        (_, choice) => {
+                            let may_be_applied = now == State::Sent && choice == 1;
+                            chain.on_finished(of, may_be_applied);
+                            plain.on_finished(at, may_be_applied);
+                        }
+                    }
+                    loop {
+                        let may = plain.releasable();
+                        let Some((token, turn)) = chain.next_release() else {
+                            assert_eq!(may, [], "seed {seed}: kept back");
+                            break;
+                        };
+                        assert!(
+                            may.contains(&(token, turn)),
+                            "seed {seed}: {token} {turn:?}"
+                        );
+                        let at = plain.entries.iter().position(|e| e.0 == token);
+                        let at = at.expect("it is there");
+                        match turn {
+                            Turn::Send => plain.entries[at].2 = State::Sent,
+                            Turn::GiveUp | Turn::Hold => {
+                                chain.on_finished(token, false);
+                                plain.on_finished(at, false);
+                            }
+                        }
+                    }
+                    let others = plain.entries.iter().filter(|e| e.0 != token);
+                    let follows = others.filter(|e| e.2 == State::Sent).count() > 0;
+                    assert_eq!(chain.follows_another(token), follows, "seed {seed}");
+                    let unsent = plain.entries.iter().any(|e| e.2 != State::Sent);
+                    assert_eq!(chain.has_unsent(), unsent, "seed {seed}");
+                }
+            }
+        }
     }
 
     /// Random schedules over two ways, each in order, to owners that apply or refuse: what is applied is

@@ -245,3 +245,102 @@ async fn reconnects_leave_nothing_behind() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
+
+/// Large batches are appended in pieces, so that others pass them; to their own shard nobody does: the records of
+/// a batch are consecutive, and what came behind it lies behind it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_of_a_large_batch_are_consecutive_whatever_else_is_published() {
+    const LARGE: usize = 6;
+    const RECORDS: usize = 9;
+    let brokers = Brokers::start_with(2, |spec| {
+        spec.env = vec![("FELIX_SEGMENT_BYTES".into(), "67108864".into())];
+    });
+    let token = brokers.token();
+    let owner = Client::connect(&brokers, 1).await;
+    let ingress = Client::connect(&brokers, 0).await;
+    let mut publishing = tokio::task::JoinSet::new();
+    // Large and small ones to one shard, from its own clients and from those of the broker that forwards.
+    for (who, client) in [("owner", &owner), ("ingress", &ingress)] {
+        let mut large = client.stream(&token).await;
+        publishing.spawn(async move {
+            let mut acked = Vec::new();
+            for nth in 0..LARGE {
+                let name = format!("{who} {nth}");
+                let records: Vec<_> = (0..RECORDS)
+                    .map(|record| large_record(&name, record))
+                    .collect();
+                let id = large.start_publish(SECOND, &records).await;
+                acked.push((id, name, RECORDS));
+            }
+            offsets_of(&mut large, acked).await
+        });
+        let mut small = client.stream(&token).await;
+        publishing.spawn(async move {
+            let mut acked = Vec::new();
+            for nth in 0..60 {
+                let name = format!("small {who} {nth}");
+                let id = small.start_publish(SECOND, &[large_record(&name, 0)]).await;
+                acked.push((id, name, 1));
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            offsets_of(&mut small, acked).await
+        });
+    }
+    let mut expected = std::collections::BTreeMap::new();
+    while let Some(acked) = publishing.join_next().await {
+        let mut before = None;
+        for (offset, name, records) in acked.expect("one ends well") {
+            // In the order of its stream.
+            assert!(
+                before < Some(offset),
+                "{name} at {offset}, behind {before:?}"
+            );
+            before = Some(offset);
+            for record in 0..records {
+                let taken = expected.insert(offset + record as u64, (name.clone(), record));
+                assert_eq!(taken, None, "two records at one offset");
+            }
+        }
+    }
+    let start = felix_uring::wire::client::messages::StartAt::Earliest;
+    let mut events = owner.subscribe(&token, SECOND, start).await;
+    for (offset, record) in events.take(expected.len()).await {
+        let (name, nth) = &expected[&offset];
+        let head = large_record(name, *nth);
+        assert_eq!(record.len(), head.len(), "{name} {nth} at {offset}");
+        assert!(
+            record == head[..],
+            "{name} {nth} at {offset} holds something else"
+        );
+    }
+}
+
+/// A record that says which it is; those of large batches are half a MiB.
+fn large_record(name: &str, nth: usize) -> Vec<u8> {
+    let mut record = format!("{name}/{nth}/").into_bytes();
+    if !name.starts_with("small") {
+        record.resize(MIB / 2, nth as u8);
+    }
+    record
+}
+
+/// The offsets of batches that must all be taken, in the order they were sent.
+async fn offsets_of(
+    stream: &mut crate::support::client::Stream,
+    sent: Vec<(u64, String, usize)>,
+) -> Vec<(u64, String, usize)> {
+    let mut offsets = std::collections::HashMap::new();
+    for _ in 0..sent.len() {
+        let ack = stream.answers.ack().await;
+        match ack.outcome {
+            PublishOutcome::Accepted { offset } => {
+                offsets.insert(ack.request_id, offset.expect("an offset"));
+            }
+            PublishOutcome::Failed(refusal) => panic!("{refusal:?}"),
+        }
+    }
+    let at = |id| offsets.get(&id).copied().expect("an answer");
+    sent.into_iter()
+        .map(|(id, name, records)| (at(id), name, records))
+        .collect()
+}

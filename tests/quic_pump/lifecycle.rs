@@ -49,6 +49,64 @@ fn a_close_carries_its_code_and_is_reported_once_on_each_side() {
     }
 }
 
+/// Congestion control must not hold for a close: the acknowledgements that would open the window are not
+/// counted any more.
+#[test]
+fn a_close_behind_a_full_congestion_window_arrives() {
+    for side in [CLIENT, SERVER] {
+        let mut pair = Pair::new(1);
+        let (client, server) = pair.connect();
+        let (own, other) = (side, CLIENT + SERVER - side);
+        let id = [client, server][side];
+        // Far away: nothing of what is sent now is acknowledged before the close.
+        pair.world.net.0.borrow_mut().delay = Duration::from_millis(400);
+        let stream = pair.world.pumps[own].open_bi(id).expect("a stream");
+        let data = Bytes::from(vec![7; 1 << 20]);
+        pair.world.pumps[own]
+            .send(id, stream, data)
+            .expect("queued");
+        pair.world.pass(Duration::from_millis(100));
+        let sent = pair.world.pumps[own].conn_stats(id).expect("statistics");
+        assert!(
+            sent.congestion_window_bytes < 1 << 20,
+            "the window holds everything: {sent:?}"
+        );
+        let now = pair.world.now;
+        pair.world.pumps[own].close(id, 7, b"enough", now);
+        pair.world.pass(Duration::from_millis(900));
+        assert_eq!(
+            closed(&pair.world.events[other]),
+            [&CloseReason::ApplicationClosed {
+                code: 7,
+                reason: Bytes::from_static(b"enough")
+            }]
+        );
+        pair.world.pass(Duration::from_secs(20));
+        assert!(pair.world.pumps[own].is_drained());
+        assert_eq!(pair.world.pumps[own].counters().closes_unsent, 0);
+    }
+}
+
+#[test]
+fn a_close_that_never_leaves_is_counted() {
+    let mut pair = Pair::new(1);
+    let (client, _) = pair.connect();
+    // The socket takes nothing any more, and something else waits for it already.
+    pair.client_faults.borrow_mut().would_block = usize::MAX;
+    let stream = pair.world.pumps[CLIENT].open_bi(client).expect("a stream");
+    pair.world.pumps[CLIENT]
+        .send(client, stream, Bytes::from_static(b"before it"))
+        .expect("queued");
+    pair.world.pass(Duration::from_millis(10));
+    let now = pair.world.now;
+    pair.world.pumps[CLIENT].close(client, 7, b"enough", now);
+    pair.world.pass(Duration::from_secs(20));
+    // It is let go all the same.
+    assert!(pair.world.pumps[CLIENT].is_drained());
+    assert_eq!(pair.world.pumps[CLIENT].counters().closes_unsent, 1);
+    assert_eq!(closed(&pair.world.events[SERVER]), [&CloseReason::TimedOut]);
+}
+
 #[test]
 fn a_silent_peer_is_noticed_within_the_idle_timeout() {
     let mut pair = Pair::new(1);

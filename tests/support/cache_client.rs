@@ -174,8 +174,13 @@ impl CacheClient {
         self.try_add(key, delta).await.expect("an add")
     }
 
-    /// Reads a counter.
+    /// Reads a counter that must be answered.
     pub async fn sum(&mut self, key: &str) -> Option<i64> {
+        self.try_sum(key).await.expect("a sum")
+    }
+
+    /// Reads a counter, or says why not.
+    pub async fn try_sum(&mut self, key: &str) -> Result<Option<i64>, Refused> {
         let request_id = self.id();
         let get = CounterGet {
             tenant_id: TENANT.into(),
@@ -188,9 +193,9 @@ impl CacheClient {
         match self.answer().await {
             Answer::CounterValue(sum) => {
                 assert_eq!(sum.request_id, request_id);
-                sum.value
+                Ok(sum.value)
             }
-            other => panic!("not a sum: {other:?}"),
+            other => Err(refusal(other)),
         }
     }
 }

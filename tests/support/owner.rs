@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 
 use felix_uring::ids::{CorrelationId, Generation, Offset};
 use felix_uring::wire::internal::{
-    decode_body, encode, CacheOk, CacheOp, ErrorCode, ForwardPublish, FrameReader, Hello, Message,
-    NotLeader, ReadEvent, Refusal, Text,
+    decode_body, encode, CacheOk, CacheOp, CacheOpKind, ErrorCode, ForwardPublish, FrameReader,
+    Hello, Message, NotLeader, ReadEvent, Refusal, ShardRef, Text,
 };
 use tokio::sync::mpsc;
 
@@ -130,6 +130,14 @@ impl ScriptedOwner {
         self.cache_requests.try_recv().ok()
     }
 
+    /// The next forwarded request of either kind, however long it takes; none when the listener is gone.
+    pub async fn next_or_end(&mut self) -> Option<Asked> {
+        tokio::select! {
+            request = self.requests.recv() => request.map(Asked::Publish),
+            request = self.cache_requests.recv() => request.map(Asked::Cache),
+        }
+    }
+
     /// Closes every connection at once.
     pub fn close_connections(&self) {
         for conn in self.connections.lock().expect("no panic").drain(..) {
@@ -185,6 +193,98 @@ fn bytes_of(message: &Message) -> bytes::Bytes {
     encode(message).expect("a frame")
 }
 
+/// A forwarded request of either kind.
+pub enum Asked {
+    Publish(Request),
+    Cache(CacheRequest),
+}
+
+impl Asked {
+    /// The shard it names.
+    pub fn shard(&self) -> &ShardRef {
+        match self {
+            Self::Publish(request) => &request.publish.shard,
+            Self::Cache(request) => &request.op.shard,
+        }
+    }
+
+    /// Whether the client's credential came along.
+    pub fn has_credential(&self) -> bool {
+        match self {
+            Self::Publish(request) => request.publish.credential.is_some(),
+            Self::Cache(request) => request.op.credential.is_some(),
+        }
+    }
+
+    fn correlation(&self) -> CorrelationId {
+        match self {
+            Self::Publish(request) => request.correlation(),
+            Self::Cache(request) => request.op.correlation,
+        }
+    }
+
+    /// Writes any bytes on the stream it came on.
+    pub async fn write(&self, bytes: impl AsRef<[u8]>) {
+        let send = match self {
+            Self::Publish(request) => &request.send,
+            Self::Cache(request) => &request.send,
+        };
+        // The ingress broker may have given up on the connection; that is for the test to see.
+        let _ = send.lock().await.write_all(bytes.as_ref()).await;
+    }
+
+    /// Answers as an owner that has done it: with offset 0, a value, or a sum of one.
+    pub async fn done(&self) {
+        match self {
+            Self::Publish(request) => request.stored_at(0).await,
+            Self::Cache(request) => {
+                let value: Option<&'static [u8]> = match request.op.op {
+                    CacheOpKind::Put => None,
+                    CacheOpKind::Get | CacheOpKind::Delete => Some(b"value"),
+                    CacheOpKind::CounterAdd | CacheOpKind::CounterGet => {
+                        Some(&[0, 0, 0, 0, 0, 0, 0, 1])
+                    }
+                };
+                request.done(value).await;
+            }
+        }
+    }
+
+    /// Refuses in the shape of the request.
+    pub async fn refuse(&self, code: ErrorCode) {
+        let refusal = Refusal {
+            correlation: self.correlation(),
+            code,
+            detail: Text::shortened("scripted"),
+        };
+        let answer = match self {
+            Self::Publish(_) => Message::ForwardPublishError(refusal),
+            Self::Cache(_) => Message::CacheError(refusal),
+        };
+        self.write(bytes_of(&answer)).await;
+    }
+
+    /// Names another owner.
+    pub async fn redirect(&self, node: &str, addr: SocketAddr, generation: u64) {
+        self.write(redirect_of(self.correlation(), node, addr, generation))
+            .await;
+    }
+}
+
+fn redirect_of(
+    correlation: CorrelationId,
+    node: &str,
+    addr: SocketAddr,
+    generation: u64,
+) -> bytes::Bytes {
+    bytes_of(&Message::NotLeader(NotLeader {
+        correlation,
+        node_id: Text::shortened(node),
+        advertise_addr: Text::shortened(&addr.to_string()),
+        generation: Generation(generation),
+    }))
+}
+
 impl CacheRequest {
     /// Answers with a value, or without one.
     pub async fn done(&self, value: Option<&'static [u8]>) {
@@ -232,12 +332,7 @@ impl Request {
 
     /// Names another owner.
     pub async fn redirect(&self, node: &str, addr: SocketAddr, generation: u64) {
-        let answer = Message::NotLeader(NotLeader {
-            correlation: self.correlation(),
-            node_id: Text::shortened(node),
-            advertise_addr: Text::shortened(&addr.to_string()),
-            generation: Generation(generation),
-        });
-        self.write(bytes_of(&answer)).await;
+        self.write(redirect_of(self.correlation(), node, addr, generation))
+            .await;
     }
 }

@@ -98,6 +98,16 @@ pub async fn dial(
 
 /// Listens as a broker's internal listener does, asking for a certificate of `ca`.
 pub fn listen_as_peer(addr: SocketAddr, identity: &Identity, ca: &Path) -> quinn::Endpoint {
+    listen(addr, identity, ca, Some(felix_uring::tls::INTERNAL_ALPN))
+}
+
+/// The same with another protocol, or without any.
+pub fn listen(
+    addr: SocketAddr,
+    identity: &Identity,
+    ca: &Path,
+    alpn: Option<&[u8]>,
+) -> quinn::Endpoint {
     let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(
         Arc::new(roots(ca)),
         crypto_provider(),
@@ -111,7 +121,7 @@ pub fn listen_as_peer(addr: SocketAddr, identity: &Identity, ca: &Path) -> quinn
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain, key)
         .expect("a key that matches");
-    tls.alpn_protocols = vec![felix_uring::tls::INTERNAL_ALPN.to_vec()];
+    tls.alpn_protocols = alpn.map(<[u8]>::to_vec).into_iter().collect();
     let quic = QuicServerConfig::try_from(tls).expect("a QUIC configuration");
     let mut config = quinn::ServerConfig::with_crypto(Arc::new(quic));
     config.transport_config(transport());

@@ -44,6 +44,13 @@ pub(super) enum AppendWaiter {
     Follower { copy: u64, ticket: u64 },
     /// The record of a led shard's generation.
     Recorded { at: LedIdx, epoch: u64 },
+    /// A large batch of which only a part is appended so far.
+    Piece { shard: Arc<ShardId>, batch: u64 },
+    /// The last piece of a large batch, whose first record lies at `first`.
+    Rest {
+        first: Offset,
+        waiter: Box<AppendWaiter>,
+    },
     /// The compaction of a log, for its raised base.
     CacheBase(Box<super::cache::CacheAt>),
 }
@@ -57,7 +64,11 @@ impl AppendWaiter {
             | Self::Forward { .. }
             | Self::Lane { .. }
             | Self::Cache(_) => true,
-            Self::Recorded { .. } | Self::Follower { .. } | Self::CacheBase(_) => false,
+            Self::Rest { waiter, .. } => waiter.is_answered(),
+            Self::Recorded { .. }
+            | Self::Follower { .. }
+            | Self::Piece { .. }
+            | Self::CacheBase(_) => false,
         }
     }
 
@@ -65,10 +76,13 @@ impl AppendWaiter {
     pub fn is_acknowledged(&self) -> bool {
         match self {
             Self::Client(_) | Self::Peer { .. } | Self::Forward { .. } | Self::Lane { .. } => true,
+            Self::Rest { waiter, .. } => waiter.is_acknowledged(),
             // A cache applies its write first; its answer waits on its own.
-            Self::Cache(_) | Self::Recorded { .. } | Self::Follower { .. } | Self::CacheBase(_) => {
-                false
-            }
+            Self::Cache(_)
+            | Self::Recorded { .. }
+            | Self::Follower { .. }
+            | Self::Piece { .. }
+            | Self::CacheBase(_) => false,
         }
     }
 }
@@ -135,6 +149,10 @@ impl Core {
             Ok(log) => log,
             Err(refusal) => return self.finish_append(waiter, AppendResult::Refused(refusal)),
         };
+        if self.bulk.must_wait(shard, payloads) {
+            let payloads = payloads.clone();
+            return self.bulk.push(shard, generation, payloads, waiter);
+        }
         self.append_records(log, generation, payloads.iter(), waiter);
     }
 
@@ -151,18 +169,22 @@ impl Core {
             .storage
             .append(log, generation.0, self.wall_us, records, token);
         if let Err(error) = appended {
-            let refusal = match error {
-                AppendError::Overloaded => AppendRefusal::Overloaded,
-                AppendError::DiskFull => AppendRefusal::DiskFull,
-                AppendError::Failed | AppendError::Damaged => AppendRefusal::LogFailed,
-                AppendError::TooLarge { .. } => AppendRefusal::TooLarge,
-                AppendError::OutOfRange | AppendError::StaleGeneration { .. } => {
-                    self.metrics.internal_faults.inc();
-                    AppendRefusal::LogFailed
-                }
-            };
+            let refusal = self.refusal_of(&error);
             if let Some(waiter) = self.appends.remove(token) {
                 self.finish_append(waiter, AppendResult::Refused(refusal));
+            }
+        }
+    }
+
+    pub(super) fn refusal_of(&self, error: &AppendError) -> AppendRefusal {
+        match error {
+            AppendError::Overloaded => AppendRefusal::Overloaded,
+            AppendError::DiskFull => AppendRefusal::DiskFull,
+            AppendError::Failed | AppendError::Damaged => AppendRefusal::LogFailed,
+            AppendError::TooLarge { .. } => AppendRefusal::TooLarge,
+            AppendError::OutOfRange | AppendError::StaleGeneration { .. } => {
+                self.metrics.internal_faults.inc();
+                AppendRefusal::LogFailed
             }
         }
     }
@@ -227,8 +249,18 @@ impl Core {
                 self.on_follower_work(copy, ticket, result);
                 continue;
             }
+            let (waiter, first) = match waiter {
+                AppendWaiter::Piece { shard, batch } => {
+                    if result.is_err() {
+                        self.bulk.note_failed(&shard, batch);
+                    }
+                    continue;
+                }
+                AppendWaiter::Rest { first, waiter } => (*waiter, Some(first)),
+                whole => (whole, None),
+            };
             let appended = Appended {
-                first: Offset(range.start),
+                first: first.unwrap_or(Offset(range.start)),
                 last: Offset(range.end.saturating_sub(1)),
             };
             match result {
@@ -238,11 +270,12 @@ impl Core {
                 }
                 Ok(()) => self.acknowledge(log, waiter, appended),
                 // Undone by the storage: the next start finds the log without these records.
-                Err(CommitError::DiskFull) => {
+                Err(CommitError::DiskFull) if first.is_none() => {
                     let refused = AppendResult::Refused(AppendRefusal::DiskFull);
                     self.finish_append(waiter, refused);
                 }
-                Err(CommitError::StorageFailed) => {
+                // Of a large batch, earlier pieces may have stayed.
+                Err(CommitError::StorageFailed | CommitError::DiskFull) => {
                     self.finish_append(waiter, AppendResult::StorageFailed);
                 }
             }
@@ -266,8 +299,14 @@ impl Core {
                 self.send_answer(core, LaneMsg::AppendDone { ticket, result });
             }
             AppendWaiter::Cache(write) => self.settle_cache_write(*write, result),
+            // The last piece was not taken, and others lie in the log.
+            AppendWaiter::Rest { waiter, .. } => {
+                self.finish_append(*waiter, AppendResult::StorageFailed);
+            }
             // Told by `take_completions`, which knows more than the result.
-            AppendWaiter::Follower { .. } => self.metrics.internal_faults.inc(),
+            AppendWaiter::Follower { .. } | AppendWaiter::Piece { .. } => {
+                self.metrics.internal_faults.inc();
+            }
             AppendWaiter::Recorded { at, epoch } => {
                 self.ship_recorded(at, epoch, matches!(result, AppendResult::Stored(_)));
             }

@@ -52,8 +52,8 @@ impl ForwardOrders {
     }
 
     /// The peer stream a forward has to travel on, because others of its chain are on their way there.
-    pub fn pin(&self, chain: ChainId, token: u64) -> Option<StreamSlot> {
-        let of = &self.chains[chain.0];
+    pub fn pin(&mut self, chain: ChainId, token: u64) -> Option<StreamSlot> {
+        let of = &mut self.chains[chain.0];
         of.slot.filter(|_| of.order.follows_another(token))
     }
 

@@ -4,28 +4,25 @@
 //! asked, so nothing here crosses a lane.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
-
-use bytes::{Bytes, BytesMut};
+use std::time::Instant;
 
 use crate::catalog::NodeIdx;
 use crate::ids::NodeId;
-use crate::metrics::{CloseReason as ClosedBy, ConnectionRole, FrameFault, HandshakeFault};
-use crate::proto::convert::{answer_of, PeerReply};
-use crate::proto::handshake::{CloseCause, HandshakeFailure};
+use crate::metrics::ConnectionRole;
+use crate::proto::convert::PeerReply;
+use crate::proto::handshake::CloseCause;
 use crate::proto::outcome::{ForwardKind, NotSentCause, Target};
 use crate::proto::peer::{
-    ConnectionEpoch, LinkAction, LinkPhase, LinkReport, PeerLink, Request, StreamSlot, ALL_STREAMS,
+    ConnectionEpoch, LinkAction, LinkPhase, PeerLink, Request, StreamSlot, ALL_STREAMS,
 };
-use crate::wire::internal::{encode, on_answer_event, FrameReader, Hello, Message, Text};
+use crate::wire::internal::{encode, FrameReader, Hello, Message, Text};
 
+use super::link_report::{close_cause, closed_by_us, closed_label};
 use super::ship::ShipToken;
 use super::timers::Timer;
 use super::Core;
-use crate::driver::quic::{CloseReason, ConnId, ConnStats, ReadEnd, Refuser, StreamId};
+use crate::driver::quic::{CloseReason, ConnId, StreamId};
 
-/// Stream bytes read in one go before other streams get their turn.
-const READ_QUANTUM_BYTES: usize = 1 << 20;
 /// The fixed part of a forward's frame, and more than its names usually take.
 const FRAME_HEAD_BYTES: usize = 256;
 
@@ -38,37 +35,28 @@ pub(super) enum LinkToken {
 
 /// The link to one broker and its connection.
 pub(super) struct Link {
-    machine: PeerLink<LinkToken, PeerReply>,
-    conn: Option<Dialled>,
+    pub machine: PeerLink<LinkToken, PeerReply>,
+    pub conn: Option<Dialled>,
     /// When the timer heap looks at this link next.
     timer_at: Option<crate::proto::MonoTime>,
-    last_error: Option<String>,
-    addr: Option<SocketAddr>,
-    /// When the transport declared the connection lost, until everything that waited on it has ended.
-    lost_at: Option<Instant>,
-}
-
-struct Dialled {
-    id: ConnId,
-    epoch: ConnectionEpoch,
-    streams: [Option<PeerStream>; ALL_STREAMS],
-}
-
-struct PeerStream {
-    id: StreamId,
-    reader: FrameReader,
-}
-
-/// A link's place in a status report.
-pub(super) struct LinkStatus {
-    pub node: NodeId,
-    pub addr: String,
-    pub phase: LinkPhase,
-    pub in_flight: usize,
-    pub failures: u64,
-    pub retry_in: Option<Duration>,
-    pub path: Option<ConnStats>,
     pub last_error: Option<String>,
+    pub addr: Option<SocketAddr>,
+    /// When the transport declared a link that was up lost, until everything that waited on it has ended.
+    pub lost_at: Option<Instant>,
+}
+
+/// A connection of a link, and an attempt at one.
+pub(super) struct Dialled {
+    pub id: ConnId,
+    pub epoch: ConnectionEpoch,
+    /// Its handshake is done; it is counted as opened.
+    is_open: bool,
+    pub streams: [Option<PeerStream>; ALL_STREAMS],
+}
+
+pub(super) struct PeerStream {
+    pub id: StreamId,
+    pub reader: FrameReader,
 }
 
 impl Core {
@@ -180,7 +168,24 @@ impl Core {
         {
             self.run_link_action(node, action);
         }
+        let is_retired = |link: &Link| link.machine.phase() == LinkPhase::Retired;
+        if self.links.get(node).is_some_and(is_retired) {
+            // Should the catalog name it again, it begins anew.
+            self.links.remove(node);
+            return;
+        }
         self.arm_link_timer(node);
+    }
+
+    /// Brokers the catalog does not name any more are not talked to: what is in flight to them is
+    /// waited for, then the connection closes.
+    pub(super) fn retire_links_after_catalog(&mut self) {
+        for (node, link) in &mut self.links {
+            if self.routes.node_by_id(node.as_str()).is_none() {
+                link.machine.shut_down(self.mono);
+                self.pending_links.push(node.clone());
+            }
+        }
     }
 
     fn arm_link_timer(&mut self, node: &NodeId) {
@@ -248,7 +253,9 @@ impl Core {
                     }
                     self.pump
                         .close(dialled.id, 0, reason.name().as_bytes(), self.now);
-                    self.metrics.connections_closed.inc(ClosedBy::PeerIdle);
+                    if dialled.is_open {
+                        self.metrics.connections_closed.inc(closed_by_us(reason));
+                    }
                 }
             }
             LinkAction::Report(report) => self.report_link(node, report),
@@ -274,6 +281,7 @@ impl Core {
                 link.conn = Some(Dialled {
                     id,
                     epoch,
+                    is_open: false,
                     streams: Default::default(),
                 });
             }
@@ -296,144 +304,11 @@ impl Core {
         let Some(link) = self.links.get_mut(&node) else {
             return;
         };
-        if let Some(dialled) = link.conn.as_ref().filter(|dialled| dialled.id == conn) {
+        if let Some(dialled) = link.conn.as_mut().filter(|dialled| dialled.id == conn) {
+            dialled.is_open = true;
             link.machine.on_connected(dialled.epoch, self.mono);
             self.pending_links.push(node);
         }
-    }
-
-    fn transmit_forward(
-        &mut self,
-        node: &NodeId,
-        token: u64,
-        slot: StreamSlot,
-        correlation: crate::ids::CorrelationId,
-        kind: ForwardKind,
-    ) {
-        let Some(pending) = self.forwards.get_mut(token) else {
-            return;
-        };
-        pending.slot = Some(slot);
-        if let Some(chain) = pending.chain {
-            self.forward_orders.note_slot(chain, slot);
-        }
-        let parts = pending
-            .body
-            .frame(&mut self.scratch, correlation, &pending.target, kind);
-        match parts {
-            Ok(parts) => {
-                self.metrics.forwards_sent.inc();
-                self.write_to_link(node, slot, parts);
-            }
-            Err(error) => {
-                tracing::warn!(peer = %node, %error, "a forward does not fit a frame");
-                self.unwritten(node, correlation);
-            }
-        }
-    }
-
-    /// Not a byte of that request was written.
-    pub(super) fn unwritten(&mut self, node: &NodeId, correlation: crate::ids::CorrelationId) {
-        let Some(link) = self.links.get_mut(node) else {
-            return;
-        };
-        if let Some(dialled) = &link.conn {
-            link.machine
-                .on_unwritten(dialled.epoch, self.mono, correlation);
-        }
-    }
-
-    pub(super) fn write_to_link(
-        &mut self,
-        node: &NodeId,
-        slot: StreamSlot,
-        parts: impl IntoIterator<Item = Bytes>,
-    ) {
-        let Some(dialled) = self.links.get_mut(node).and_then(|link| link.conn.as_mut()) else {
-            return;
-        };
-        let at = usize::from(slot.0);
-        let stream = match &dialled.streams[at] {
-            Some(stream) => stream.id,
-            None => match self.pump.open_bi(dialled.id) {
-                Ok(id) => {
-                    dialled.streams[at] = Some(PeerStream {
-                        id,
-                        reader: FrameReader::new(),
-                    });
-                    self.link_streams.insert((dialled.id, id), slot);
-                    id
-                }
-                Err(error) => {
-                    // The link times its requests out; the peer grants far more streams than we use.
-                    tracing::warn!(peer = %node, %error, "cannot open a stream to a peer");
-                    return;
-                }
-            },
-        };
-        let mut bytes = 0;
-        let parts = parts.into_iter().inspect(|part| bytes += part.len() as u64);
-        let _ = self.pump.send_parts(dialled.id, stream, parts);
-        self.metrics.peer_bytes_out.add(bytes);
-    }
-
-    pub(super) fn on_link_readable(&mut self, conn: ConnId, stream: StreamId) {
-        let Some(node) = self.link_conns.get(&conn).cloned() else {
-            return;
-        };
-        let Some(slot) = self.link_streams.get(&(conn, stream)).copied() else {
-            return;
-        };
-        let Some(link) = self.links.get_mut(&node) else {
-            return;
-        };
-        let Some(dialled) = link.conn.as_mut().filter(|dialled| dialled.id == conn) else {
-            return;
-        };
-        let Some(state) = dialled.streams[usize::from(slot.0)].as_mut() else {
-            return;
-        };
-        let mut read_bytes = 0;
-        let end = self
-            .pump
-            .read_each(conn, stream, READ_QUANTUM_BYTES, |chunk| {
-                read_bytes += chunk.len() as u64;
-                state.reader.push(chunk);
-            });
-        self.metrics.peer_bytes_in.add(read_bytes);
-        let epoch = dialled.epoch;
-        let mut broken = match end {
-            ReadEnd::Limit => {
-                self.read_again.push((conn, stream));
-                false
-            }
-            ReadEnd::Blocked => false,
-            // A peer never ends a request stream while the link is in use.
-            ReadEnd::Finished | ReadEnd::Reset(_) | ReadEnd::Closed => true,
-        };
-        for event in state.reader.by_ref() {
-            match on_answer_event(event) {
-                Ok(message) => match answer_of(message) {
-                    Some((correlation, answer)) => {
-                        link.machine
-                            .on_answer(epoch, self.mono, correlation, answer);
-                    }
-                    None => broken = true,
-                },
-                Err(fault) => {
-                    tracing::warn!(peer = %node, %fault, "unreadable answer");
-                    self.metrics.frames_refused.inc(FrameFault::PeerBody);
-                    broken = true;
-                }
-            }
-            if broken {
-                break;
-            }
-        }
-        if broken {
-            link.machine.on_unreadable(epoch, self.mono);
-        }
-        self.pending_links.push(node);
     }
 
     /// The connection of a link, or an attempt at one, is over.
@@ -445,148 +320,19 @@ impl Core {
             return;
         };
         link.last_error = Some(reason.to_string());
-        link.lost_at = Some(Instant::now());
+        let was_up = matches!(link.machine.phase(), LinkPhase::Up | LinkPhase::Draining);
+        link.lost_at = was_up.then(Instant::now);
         let Some(dialled) = link.conn.take_if(|dialled| dialled.id == conn) else {
             return;
         };
         for stream in dialled.streams.iter().flatten() {
             self.link_streams.remove(&(conn, stream.id));
         }
-        link.machine
-            .on_closed(dialled.epoch, self.mono, close_cause(reason));
+        let cause = close_cause(reason);
+        if dialled.is_open {
+            self.metrics.connections_closed.inc(closed_label(cause));
+        }
+        link.machine.on_closed(dialled.epoch, self.mono, cause);
         self.pending_links.push(node);
-    }
-
-    fn report_link(&mut self, node: &NodeId, report: LinkReport) {
-        let last_error = self
-            .links
-            .get(node)
-            .and_then(|link| link.last_error.clone());
-        match report {
-            LinkReport::Up => {
-                tracing::info!(peer = %node, core = self.index, "peer link up");
-                if let Some(link) = self.links.get_mut(node) {
-                    link.last_error = None;
-                }
-                self.ship_peer_up(node);
-            }
-            LinkReport::NeverUp(failure) => {
-                self.dirty_lane(node);
-                self.metrics
-                    .handshakes_failed
-                    .inc(handshake_fault(&failure));
-                let error = last_error.unwrap_or_default();
-                if failure.doubts_address() {
-                    self.state.ask_for_catalog();
-                }
-                if failure.severity() == crate::proto::backoff::Severity::Refused {
-                    tracing::error!(peer = %node, why = failure.name(), error, "peer link refused; check certificates, node ids and the peer's address in the catalog; dialled again when the catalog names another address, or after a long wait");
-                } else {
-                    tracing::warn!(peer = %node, why = failure.name(), error, "peer link did not come up");
-                }
-                if let Some(link) = self.links.get_mut(node) {
-                    link.last_error = Some(format!("{}: {error}", failure.name()));
-                }
-            }
-            LinkReport::Lost {
-                cause,
-                unknown_requests,
-            } => {
-                self.dirty_lane(node);
-                self.metrics.connections_closed.inc(closed_label(cause));
-                // The machine reports the loss behind the last result of what waited.
-                if let Some(at) = self.links.get_mut(node).and_then(|l| l.lost_at.take()) {
-                    self.metrics.link_loss_release_us.record(at.elapsed());
-                }
-                tracing::warn!(peer = %node, cause = cause.name(), unknown_requests, "peer link lost");
-            }
-        }
-    }
-
-    pub(super) fn link_status(&self) -> Vec<LinkStatus> {
-        self.links
-            .iter()
-            .map(|(node, link)| LinkStatus {
-                node: node.clone(),
-                addr: link.addr.map(|addr| addr.to_string()).unwrap_or_default(),
-                phase: link.machine.phase(),
-                in_flight: link.machine.in_flight(),
-                failures: u64::from(link.machine.failures()),
-                retry_in: link.machine.retry_at().map(|at| at.since(self.mono)),
-                path: link.conn.as_ref().and_then(|c| self.pump.conn_stats(c.id)),
-                last_error: link.last_error.clone(),
-            })
-            .collect()
-    }
-}
-
-fn close_cause(reason: &CloseReason) -> CloseCause {
-    match reason {
-        CloseReason::TlsRefused {
-            by: Refuser::Peer, ..
-        } => CloseCause::CertificateRefused,
-        CloseReason::TlsRefused {
-            by: Refuser::Us, ..
-        } => CloseCause::PeerCertificateInvalid,
-        CloseReason::TimedOut => CloseCause::TimedOut,
-        CloseReason::ApplicationClosed { .. } | CloseReason::Reset | CloseReason::Refused => {
-            CloseCause::ClosedByPeer
-        }
-        CloseReason::LocallyClosed => CloseCause::ClosedLocally,
-        CloseReason::VersionMismatch | CloseReason::TransportError { .. } => CloseCause::Transport,
-    }
-}
-
-fn closed_label(cause: CloseCause) -> ClosedBy {
-    match cause {
-        CloseCause::TimedOut => ClosedBy::PeerIdle,
-        CloseCause::ClosedByPeer => ClosedBy::PeerClosed,
-        CloseCause::CertificateRefused
-        | CloseCause::PeerCertificateInvalid
-        | CloseCause::Transport => ClosedBy::PeerTransportError,
-        CloseCause::ClosedLocally => ClosedBy::PeerProtocolFault,
-    }
-}
-
-fn handshake_fault(failure: &HandshakeFailure) -> HandshakeFault {
-    match failure {
-        HandshakeFailure::WrongNode { .. } => HandshakeFault::HelloWrongNode,
-        HandshakeFailure::Refused { .. } | HandshakeFailure::ProtocolViolation => {
-            HandshakeFault::HelloRefused
-        }
-        HandshakeFailure::TimedOut => HandshakeFault::PeerTimeout,
-        HandshakeFailure::Closed(
-            CloseCause::CertificateRefused | CloseCause::PeerCertificateInvalid,
-        ) => HandshakeFault::PeerTls,
-        HandshakeFailure::Closed(_) => HandshakeFault::PeerUnreachable,
-    }
-}
-
-/// A scratch buffer for frame heads: one allocation serves many forwards.
-pub(super) fn new_scratch() -> BytesMut {
-    BytesMut::with_capacity(64 << 10)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_tls_alert_tells_who_refused_whom() {
-        let refused = |by| CloseReason::TlsRefused {
-            alert: 45,
-            by,
-            detail: String::new(),
-        };
-        assert_eq!(
-            close_cause(&refused(Refuser::Peer)),
-            CloseCause::CertificateRefused
-        );
-        assert_eq!(
-            close_cause(&refused(Refuser::Us)),
-            CloseCause::PeerCertificateInvalid
-        );
-        let fault = handshake_fault(&HandshakeFailure::Closed(CloseCause::CertificateRefused));
-        assert_eq!(fault, HandshakeFault::PeerTls);
     }
 }

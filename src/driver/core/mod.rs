@@ -10,17 +10,23 @@
 //! [`ship`] (INV-6 to INV-8) and [`group`] (INV-9).
 
 mod append;
+mod bulk;
 mod cache;
 mod cache_compact;
 mod cache_load;
 mod client;
 mod event_run;
+mod events;
 mod follower;
 mod forward;
+mod forward_body;
 mod forward_orders;
 mod group;
 mod link;
+mod link_io;
+mod link_report;
 mod message;
+mod peer_admission;
 mod peer_bounds;
 mod peer_forwards;
 mod peer_replication;
@@ -29,6 +35,7 @@ mod reads;
 mod report;
 mod ship;
 mod slots;
+mod stop;
 mod timers;
 mod turn;
 
@@ -65,7 +72,7 @@ use slots::Slots;
 
 pub use message::{Control, LaneMsg};
 pub use ship::RebuildBudget;
-pub use turn::CoreEnd;
+pub use stop::CoreEnd;
 
 /// Answers written to a stream and not taken by the other side, past which the stream is not read.
 const MAX_UNTAKEN_ANSWER_BYTES: usize = 1 << 20;
@@ -83,8 +90,14 @@ pub struct Settings {
     pub auth_timeout: Duration,
     /// A peer that does not greet for this long is closed.
     pub peer_greeting_timeout: Duration,
+    /// Bytes on their way to the disk past which a large batch waits with its next piece.
+    pub bulk_queued_bytes: usize,
     /// Requests of all peers a core works on at once.
     pub peer_inbound_in_flight: usize,
+    /// Connections of other brokers one core accepts.
+    pub max_peer_connections: usize,
+    /// Of these, connections under one certificate.
+    pub max_peer_connections_per_node: usize,
     /// Publish bytes of one client connection in work before its streams are not read.
     pub client_in_flight_bytes: usize,
     /// Subscriptions of one core.
@@ -183,6 +196,7 @@ pub struct Core {
     followers: follower::Followers,
     /// Requests of leaders that arrived on this core, whichever core they are for.
     replicate_waiters: Slots<peer_replication::ReplicateWaiter>,
+    bulk: bulk::BulkQueue<append::AppendWaiter>,
     /// The one pass of compaction that runs, and whether something came in for it this turn.
     compaction: Option<cache_compact::RunningCompaction>,
     compaction_due: bool,
@@ -208,6 +222,7 @@ pub struct Core {
     accepted_peers: HashMap<ConnId, peer_server::PeerConn>,
     /// Peer connections accepted so far.
     peers_accepted: u64,
+    peer_admission: peer_admission::PeerAdmission,
     peer_bounds: peer_bounds::PeerBounds,
     links: HashMap<NodeId, link::Link>,
     link_conns: HashMap<ConnId, NodeId>,
@@ -222,6 +237,8 @@ pub struct Core {
     /// Streams with bytes left unread by a quantum or a bound.
     read_again: Vec<(ConnId, StreamId)>,
     report_at: Instant,
+    /// When it was last said that connections are refused for their number.
+    limit_told_at: Option<Instant>,
 }
 
 impl Core {
@@ -252,7 +269,7 @@ impl Core {
                 transport: Arc::clone(&peer_transport),
             }),
             shared_port: settings.cores > 1,
-            max_connections: 1024,
+            max_connections: settings.max_peer_connections,
             max_handshakes: 256,
         })?;
         let dial = pump.add_endpoint(EndpointSpec {
@@ -306,6 +323,7 @@ impl Core {
             lane_caches: Slots::default(),
             followers: follower::Followers::default(),
             replicate_waiters: Slots::default(),
+            bulk: bulk::BulkQueue::default(),
             compaction: None,
             compaction_due: false,
             groups: group::Groups::default(),
@@ -325,6 +343,9 @@ impl Core {
             peer_client_config,
             accepted_peers: HashMap::new(),
             peers_accepted: 0,
+            peer_admission: peer_admission::PeerAdmission::new(
+                settings.max_peer_connections_per_node,
+            ),
             peer_bounds: peer_bounds::PeerBounds::new(settings.peer_inbound_in_flight),
             links: HashMap::new(),
             link_conns: HashMap::new(),
@@ -334,9 +355,10 @@ impl Core {
             forwards: Slots::default(),
             forward_orders: forward_orders::ForwardOrders::default(),
             shipping: ship::Shipping::default(),
-            scratch: link::new_scratch(),
+            scratch: link_io::new_scratch(),
             read_again: Vec::new(),
             report_at: now,
+            limit_told_at: None,
             settings,
         })
     }

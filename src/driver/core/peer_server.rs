@@ -25,6 +25,7 @@ use crate::wire::internal::{
     Text,
 };
 
+use super::peer_admission::Holder;
 use super::timers::Timer;
 use super::{peer_code, Core};
 use crate::driver::quic::{ConnId, ReadEnd, StreamId};
@@ -40,6 +41,8 @@ const READ_QUANTUM_BYTES: usize = 1 << 20;
 /// One accepted peer connection.
 pub(super) struct PeerConn {
     pub remote: SocketAddr,
+    /// Who it counts for, when peers show certificates.
+    holder: Option<Holder>,
     handshake: ListenerHandshake,
     streams: HashMap<StreamId, PeerStream>,
     first_stream: Option<StreamId>,
@@ -74,10 +77,14 @@ impl Core {
         remote: SocketAddr,
         certificates: &[CertificateDer<'static>],
     ) {
-        let identity = if self.peer_tls.is_authenticated() {
-            PeerIdentity::Certified(crate::tls::peer_names(certificates))
+        let (identity, holder) = if self.peer_tls.is_authenticated() {
+            let names = crate::tls::peer_names(certificates);
+            let Some(holder) = self.peer_admission.admit(&names) else {
+                return self.turn_peer_away(conn, remote, &names);
+            };
+            (PeerIdentity::Certified(names), Some(holder))
         } else {
-            PeerIdentity::Unauthenticated
+            (PeerIdentity::Unauthenticated, None)
         };
         let handshake = ListenerHandshake::new(
             self.me.clone(),
@@ -94,6 +101,7 @@ impl Core {
             conn,
             PeerConn {
                 remote,
+                holder,
                 handshake,
                 streams: HashMap::new(),
                 first_stream: None,
@@ -101,6 +109,16 @@ impl Core {
                 replication_bytes: 0,
             },
         );
+    }
+
+    /// Closes a connection whose holder has too many, before it was counted as one of ours.
+    fn turn_peer_away(&mut self, conn: ConnId, remote: SocketAddr, names: &[String]) {
+        tracing::warn!(%remote, ?names, "refused a peer's connection: peer-connections-per-node are open");
+        self.metrics
+            .handshakes_failed
+            .inc(metrics::HandshakeFault::PeerLimit);
+        let reason = b"too many connections of this node";
+        self.pump.close(conn, CLOSE_REFUSED, reason, self.now);
     }
 
     /// The number of a peer's connection; no two have the same.
@@ -420,6 +438,9 @@ impl Core {
     /// Forgets a connection and what was owed on it.
     pub(super) fn forget_peer(&mut self, conn: ConnId) -> Option<PeerConn> {
         let peer = self.accepted_peers.remove(&conn)?;
+        if let Some(holder) = &peer.holder {
+            self.peer_admission.leave(holder);
+        }
         let owed: u32 = peer.streams.values().map(|state| state.owed).sum();
         self.peer_bounds.requests -= owed as usize;
         Some(peer)

@@ -1,8 +1,8 @@
 //! What a core tells the control threads about itself, about once a second.
 
 use crate::admin::{
-    CoreSnapshot, HeldSnapshot, PathSnapshot, PeerSnapshot, ShardFailure, ShardSnapshot,
-    StorageSnapshot,
+    AcceptedPeersSnapshot, CertificateConnections, CoreSnapshot, HeldSnapshot, PathSnapshot,
+    PeerSnapshot, ShardFailure, ShardSnapshot, StorageSnapshot,
 };
 use crate::proto::peer::LinkPhase;
 
@@ -11,6 +11,8 @@ use super::Core;
 
 /// Shards listed in a status report; the rest is in the metrics.
 const MAX_LISTED_SHARDS: usize = 256;
+/// Holders of certificates listed in a status report.
+const MAX_LISTED_CERTIFICATES: usize = 64;
 
 impl Core {
     /// Publishes the snapshot and copies totals kept elsewhere into the metrics.
@@ -26,6 +28,7 @@ impl Core {
             .to_owned(),
             client_connections: self.clients.len() as u64,
             peer_connections: (self.accepted_peers.len() + self.link_conns.len()) as u64,
+            accepted_peers: self.accepted_peers_snapshot(),
             subscriptions: self.subscriptions.len() as u64,
             publishes_in_flight: self.metrics.publishes_in_flight.get(),
             forwards_in_flight: self.forwards.len() as u64,
@@ -42,6 +45,8 @@ impl Core {
     fn copy_totals(&self) {
         let m = &self.metrics;
         m.client_connections.set(self.clients.len() as u64);
+        m.peer_connections_accepted
+            .set(self.accepted_peers.len() as u64);
         m.peer_connections
             .set((self.accepted_peers.len() + self.link_conns.len()) as u64);
         m.subscriptions_waiting
@@ -78,6 +83,7 @@ impl Core {
         m.udp_datagrams_in.set_total(received.received_datagrams);
         m.udp_bytes_in.set_total(received.received_bytes);
         m.udp_receive_errors.set_total(received.receive_errors);
+        m.closes_unsent.set_total(received.closes_unsent);
         let mut calls = [0; 4];
         let mut is_batching_off = false;
         for endpoint in self.endpoints.all() {
@@ -176,6 +182,22 @@ impl Core {
                 last_error: link.last_error,
             })
             .collect()
+    }
+
+    fn accepted_peers_snapshot(&self) -> AcceptedPeersSnapshot {
+        let largest = self.peer_admission.largest(MAX_LISTED_CERTIFICATES);
+        AcceptedPeersSnapshot {
+            connections: self.accepted_peers.len() as u64,
+            limit: self.settings.max_peer_connections as u64,
+            limit_per_certificate: self.settings.max_peer_connections_per_node as u64,
+            by_certificate: largest
+                .into_iter()
+                .map(|(names, connections)| CertificateConnections {
+                    names: names.to_string(),
+                    connections: connections as u64,
+                })
+                .collect(),
+        }
     }
 
     fn held(&self) -> HeldSnapshot {

@@ -8,30 +8,17 @@ use std::time::{Duration, Instant};
 use shard_executor::rt::{self, Alarm};
 
 use crate::catalog::RouteTable;
-use crate::metrics::{CloseReason as ClosedBy, HandshakeFault};
 use crate::proto::MonoTime;
 
 use super::message::{Control, LaneMsg};
 use super::reads::ReadWaiter;
 use super::timers::Timer;
-use super::{wall_us, Core};
-use crate::driver::quic::{CloseReason, ConnId, EndpointId, PumpEvent, Refuser, Side};
+use super::{wall_us, Core, CoreEnd};
 
 /// Lane messages taken in one turn.
 const LANE_QUANTUM: usize = 1024;
 /// How often a core publishes its snapshot and checks slow deadlines.
 const REPORT_PERIOD: Duration = Duration::from_secs(1);
-/// How long the last answers get to be acknowledged when the core stops.
-const CLOSE_SETTLE: Duration = Duration::from_millis(20);
-/// How long closes may take to leave when the core stops.
-const CLOSE_LINGER: Duration = Duration::from_millis(200);
-
-/// How a core ended.
-#[derive(Debug, Clone, Default)]
-pub struct CoreEnd {
-    /// Why the storage could not be closed, if it could not.
-    pub storage_error: Option<String>,
-}
 
 impl Core {
     /// Runs until the control threads stop it.
@@ -87,6 +74,7 @@ impl Core {
         }
         self.run_links();
         self.release_forwards();
+        is_busy |= self.run_bulk();
         self.storage.kick();
         is_busy |= self.drain_backlog();
         is_busy |= self.pump.flush(self.now);
@@ -116,7 +104,7 @@ impl Core {
             || self.has_dirty_lanes()
     }
 
-    fn tell_time(&mut self) {
+    pub(super) fn tell_time(&mut self) {
         self.now = Instant::now();
         let since = self.now.saturating_duration_since(self.started);
         self.mono = MonoTime::from_micros(since.as_micros() as u64);
@@ -230,127 +218,6 @@ impl Core {
         }
     }
 
-    fn on_pump_event(&mut self, event: PumpEvent) {
-        match event {
-            PumpEvent::Connected {
-                conn,
-                endpoint,
-                side,
-                remote,
-                peer_certificates,
-                ..
-            } => match (side, endpoint == self.endpoints.client) {
-                (Side::Client, _) => self.on_link_connected(conn),
-                (Side::Server, true) => self.on_client_connected(conn, remote),
-                (Side::Server, false) => self.on_peer_accepted(conn, remote, &peer_certificates),
-            },
-            PumpEvent::HandshakeFailed {
-                conn,
-                endpoint,
-                side,
-                remote,
-                reason,
-            } => {
-                self.on_handshake_failed(conn, endpoint, side, remote, &reason);
-            }
-            PumpEvent::StreamOpened { conn, stream, bi } => {
-                if self.clients.contains_key(&conn) {
-                    self.on_client_stream_opened(conn, stream, bi);
-                } else {
-                    self.on_peer_stream_opened(conn, stream, bi);
-                }
-            }
-            PumpEvent::Readable { conn, stream } => self.on_readable(conn, stream),
-            PumpEvent::Drained { conn, stream } => {
-                self.on_events_drained(conn, stream);
-                self.read_again.push((conn, stream));
-            }
-            PumpEvent::StreamStopped { conn, stream, .. } => {
-                self.on_client_stream_stopped(conn, stream);
-            }
-            PumpEvent::StreamFinished { .. } | PumpEvent::StreamsAvailable { .. } => {}
-            PumpEvent::Closed { conn, reason } => self.on_closed(conn, &reason),
-            PumpEvent::Stray {
-                core,
-                endpoint,
-                datagram,
-            } => {
-                let message = LaneMsg::Stray { endpoint, datagram };
-                match self.port.try_send(usize::from(core), message) {
-                    Ok(()) => self.metrics.strays_handed_over.inc(),
-                    // The transport repairs a lost datagram; a queue here would only delay it.
-                    Err(_) => self.metrics.strays_dropped.inc(),
-                }
-            }
-        }
-    }
-
-    fn on_readable(&mut self, conn: ConnId, stream: crate::driver::quic::StreamId) {
-        if self.clients.contains_key(&conn) {
-            self.on_client_readable(conn, stream);
-        } else if self.accepted_peers.contains_key(&conn) {
-            self.on_peer_readable(conn, stream);
-        } else {
-            self.on_link_readable(conn, stream);
-        }
-    }
-
-    fn on_closed(&mut self, conn: ConnId, reason: &CloseReason) {
-        if self.clients.contains_key(&conn) {
-            tracing::debug!(%reason, "client connection closed");
-            self.metrics.connections_closed.inc(client_end(reason));
-            self.forget_client(conn);
-        } else if let Some(peer) = self.forget_peer(conn) {
-            tracing::info!(remote = %peer.remote, %reason, "peer connection closed");
-            self.metrics.connections_closed.inc(peer_end(reason));
-        } else {
-            self.on_link_closed(conn, reason);
-        }
-    }
-
-    fn on_handshake_failed(
-        &mut self,
-        conn: Option<ConnId>,
-        endpoint: EndpointId,
-        side: Side,
-        remote: std::net::SocketAddr,
-        reason: &CloseReason,
-    ) {
-        if side == Side::Client {
-            if let Some(conn) = conn {
-                self.on_link_closed(conn, reason);
-            }
-            return;
-        }
-        let is_client = endpoint == self.endpoints.client;
-        let fault = match (is_client, reason) {
-            (true, CloseReason::TlsRefused { alert: 120, .. }) => HandshakeFault::ClientAlpn,
-            (true, CloseReason::TlsRefused { .. }) => HandshakeFault::ClientTls,
-            (true, CloseReason::Refused) => HandshakeFault::ClientLimit,
-            (true, _) => HandshakeFault::ClientTimeout,
-            (false, CloseReason::TlsRefused { .. }) => HandshakeFault::PeerTls,
-            (false, CloseReason::Refused) => HandshakeFault::PeerLimit,
-            (false, _) => HandshakeFault::PeerTimeout,
-        };
-        self.metrics.handshakes_failed.inc(fault);
-        match (is_client, reason) {
-            (
-                false,
-                CloseReason::TlsRefused {
-                    by: Refuser::Us, ..
-                },
-            ) => {
-                tracing::warn!(%remote, %reason, "refused a peer's certificate");
-            }
-            // Whoever comes while a limit is reached; the counter tells of them.
-            (false, CloseReason::Refused) => {
-                tracing::debug!(%remote, "a peer's connection is one too many");
-            }
-            (false, _) => tracing::warn!(%remote, %reason, "a peer's handshake failed"),
-            (true, _) => tracing::debug!(%remote, %reason, "a client's handshake failed"),
-        }
-    }
-
     fn on_timer(&mut self, timer: Timer) {
         match timer {
             Timer::Forward { token } => self.on_forward_time(token),
@@ -377,6 +244,7 @@ impl Core {
                 self.drop_moved_caches();
                 self.followers_after_catalog();
                 self.forwards_after_catalog();
+                self.retire_links_after_catalog();
             }
             Control::Resolved { node, addr } => {
                 self.resolved.insert(node, addr);
@@ -388,126 +256,5 @@ impl Core {
             }
             Control::Cut => self.must_cut = true,
         }
-    }
-
-    /// Nothing accepted is unanswered.
-    fn is_idle(&self) -> bool {
-        self.appends.is_empty()
-            && self.lane_appends.is_empty()
-            && self.lane_caches.is_empty()
-            && self.cache_reads.is_empty()
-            && self.groups.is_settled()
-            && self.group_asks.is_empty()
-            && self.forwards.is_empty()
-            && self.replicate_waiters.is_empty()
-            && self.follower_requests() == 0
-            && self.shipping.waiting() == 0
-            && self
-                .lane_backlog
-                .iter()
-                .all(std::collections::VecDeque::is_empty)
-    }
-
-    /// Told at once and not at the end: a disk that does not answer may keep a core from ending.
-    fn say_cut(&self, what: String) {
-        // Nobody listens only when the control thread has given up already.
-        let _ = self.cut.send(format!("core {}: {what}", self.index));
-    }
-
-    /// The shards whose log holds records that are not on disk yet, with the first and the last.
-    fn undurable_records(&self) -> Vec<(String, u64, u64)> {
-        let logs = self.logs.iter().map(|(shard, open)| {
-            let (durable, tail) = (
-                self.storage.durable_tail(open.log),
-                self.storage.tail(open.log),
-            );
-            (shard.to_string(), durable, tail)
-        });
-        logs.filter(|(_, durable, tail)| durable < tail)
-            .map(|(shard, durable, tail)| (shard, durable, tail - 1))
-            .collect()
-    }
-
-    async fn stop(mut self) -> CoreEnd {
-        let mut end = CoreEnd::default();
-        for (count, what) in [
-            (self.appends.len(), "appends not durable yet"),
-            (self.lane_appends.len(), "appends handed to other cores"),
-            (
-                self.lane_caches.len(),
-                "cache operations handed to other cores",
-            ),
-            (self.cache_reads.len(), "cache reads not finished"),
-            (self.groups.asks(), "group requests without an answer"),
-            (self.forwards.len(), "forwarded requests without an answer"),
-            (
-                self.replicate_waiters.len(),
-                "batches of leaders without an answer",
-            ),
-            (self.shipping.waiting(), "writes without a majority"),
-        ] {
-            if count > 0 {
-                self.say_cut(format!("{count} {what}"));
-            }
-        }
-        for (shard, from, to) in self.undurable_records() {
-            self.say_cut(format!("{shard}: records {from} to {to} not durable"));
-        }
-        self.tell_time();
-        self.pump.flush(self.now);
-        // Answers already queued get out before the close that would drop them, and the congestion
-        // window empties, which would hold back the close itself.
-        let settled = Instant::now() + CLOSE_SETTLE;
-        let linger = Instant::now() + CLOSE_LINGER;
-        while !self.must_cut
-            && Instant::now() < linger
-            && (self.pump.has_work() || Instant::now() < settled)
-        {
-            self.tell_time();
-            self.pump.poll_io(self.now);
-            while self.pump.next_event().is_some() {}
-            self.pump.flush(self.now);
-            rt::sleep(Duration::from_millis(1)).await;
-        }
-        self.pump.close_all(0, b"shutting down", Instant::now());
-        let linger = Instant::now() + CLOSE_LINGER;
-        while !self.pump.is_quiet() && Instant::now() < linger {
-            self.tell_time();
-            self.pump.poll_io(self.now);
-            while self.pump.next_event().is_some() {}
-            self.pump.flush(self.now);
-            rt::sleep(Duration::from_millis(1)).await;
-        }
-        if let Err(error) = self.storage.close().await {
-            end.storage_error = Some(format!("core {}: {error}", self.index));
-        }
-        self.report();
-        end
-    }
-}
-
-fn client_end(reason: &CloseReason) -> ClosedBy {
-    match reason {
-        CloseReason::ApplicationClosed { .. } => ClosedBy::ClientClosed,
-        CloseReason::TimedOut => ClosedBy::ClientIdle,
-        CloseReason::Reset => ClosedBy::ClientReset,
-        CloseReason::LocallyClosed => ClosedBy::ClientDraining,
-        CloseReason::TlsRefused { .. }
-        | CloseReason::Refused
-        | CloseReason::VersionMismatch
-        | CloseReason::TransportError { .. } => ClosedBy::ClientTransportError,
-    }
-}
-
-fn peer_end(reason: &CloseReason) -> ClosedBy {
-    match reason {
-        CloseReason::ApplicationClosed { .. } => ClosedBy::PeerClosed,
-        CloseReason::TimedOut => ClosedBy::PeerIdle,
-        CloseReason::Reset => ClosedBy::PeerReset,
-        CloseReason::LocallyClosed => ClosedBy::PeerDraining,
-        CloseReason::TlsRefused { .. }
-        | CloseReason::Refused
-        | CloseReason::VersionMismatch
-        | CloseReason::TransportError { .. } => ClosedBy::PeerTransportError,
     }
 }

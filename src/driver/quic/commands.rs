@@ -8,6 +8,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use quinn_proto::{ConnectError, Dir, ReadError, StreamId};
 
+use super::close_gate;
 use super::conn::{Conn, Phase};
 use super::event::{CloseReason, ConnId, ConnStats, EndpointId, Read, ReadEnd, StreamError};
 use super::pump::{mark_dirty, Pump};
@@ -202,6 +203,7 @@ impl Pump {
             conn.proto
                 .close(now, code.into(), Bytes::copy_from_slice(reason));
             conn.close_unsent = true;
+            close_gate::open(&conn.proto);
             self.report_end(id.index, CloseReason::LocallyClosed);
         }
     }

@@ -52,8 +52,8 @@ pub(super) struct Conn {
     pub(super) handle: ConnectionHandle,
     pub(super) proto: Connection,
     pub(super) phase: Phase,
-    /// We closed it and the frame that says so has not left. quinn-proto holds it back like data while
-    /// pacing or the congestion window do.
+    /// We closed it and the frame that says so has not left: the socket takes nothing, or quinn-proto holds it
+    /// back for a moment.
     pub(super) close_unsent: bool,
     pub(super) handshake_deadline: Option<Instant>,
     /// The entry in the deadline set.

@@ -8,6 +8,7 @@
 //! machine of this one; every send error is counted; work per turn, connections and handshakes are bounded.
 
 mod buffers;
+mod close_gate;
 mod commands;
 mod conn;
 mod event;

@@ -44,6 +44,8 @@ pub struct PumpCounters {
     pub handshakes_failed: u64,
     /// Connections that ended after their handshake.
     pub closed: u64,
+    /// Connections closed here whose close never left.
+    pub closes_unsent: u64,
     /// Times [`Pump::spin`] found a datagram.
     pub spin_hits: u64,
     /// Times it found none.
@@ -266,6 +268,8 @@ impl Pump {
                     self.report_end(index, CloseReason::TimedOut);
                 }
             }
+            // Not left to the flush: one that waits for the socket is not flushed, and has timers all the same.
+            self.conns.arm(index);
         }
     }
 

@@ -118,6 +118,7 @@ impl Pump {
     }
 
     fn accept(&mut self, endpoint: EndpointId, incoming: quinn_proto::Incoming, now: Instant) {
+        let remote = incoming.remote_address();
         let ep = &mut self.endpoints[endpoint.index()];
         if ep.is_full() || ep.accepted_handshaking >= ep.max_handshakes {
             self.counters.refused_at_limit += 1;
@@ -133,7 +134,6 @@ impl Pump {
             });
             return;
         }
-        let remote = incoming.remote_address();
         match ep.proto.accept(incoming, now, &mut self.response, None) {
             Ok((handle, proto)) => {
                 ep.accepted_handshaking += 1;

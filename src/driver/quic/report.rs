@@ -161,6 +161,7 @@ impl Pump {
         self.report_end(index, CloseReason::LocallyClosed);
         if let Some(conn) = self.conns.remove(index) {
             self.endpoints[conn.endpoint.index()].open -= 1;
+            self.counters.closes_unsent += u64::from(conn.close_unsent);
         }
     }
 }

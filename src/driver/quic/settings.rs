@@ -9,6 +9,7 @@ use std::time::Duration;
 use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn_proto::{MtuDiscoveryConfig, TransportConfig};
 
+use super::close_gate::Gated;
 use super::hello::AlpnChoice;
 use super::keys::SharedKeys;
 use super::socket::DatagramIo;
@@ -136,6 +137,7 @@ impl TransportSettings {
             .max_concurrent_uni_streams(self.max_uni_streams.into())
             .initial_mtu(self.initial_mtu_bytes)
             .mtu_discovery_config(Some(discovery))
+            .congestion_controller_factory(Arc::new(Gated::default()))
             .crypto_buffer_size(super::hello::MAX_HELLO_BYTES)
             // Acknowledgements stay at the default frequency: they already share a packet per received
             // batch, and asking for fewer gained nothing. Neither protocol uses QUIC datagrams.

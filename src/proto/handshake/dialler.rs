@@ -24,6 +24,8 @@ pub enum CloseCause {
     CertificateRefused,
     /// We refused the peer's certificate.
     PeerCertificateInvalid,
+    /// The two ends have no application protocol in common: no broker's internal port is there.
+    NoCommonProtocol,
     /// Nothing was heard for the idle timeout.
     TimedOut,
     /// The peer closed, or reset.
@@ -40,6 +42,7 @@ impl CloseCause {
         match self {
             Self::CertificateRefused => "peer refused our certificate",
             Self::PeerCertificateInvalid => "peer's certificate is not acceptable",
+            Self::NoCommonProtocol => "no common protocol",
             Self::TimedOut => "timed out",
             Self::ClosedByPeer => "closed by peer",
             Self::Transport => "transport error",
@@ -50,7 +53,9 @@ impl CloseCause {
     /// How soon dialling again can help.
     pub const fn severity(self) -> Severity {
         match self {
-            Self::CertificateRefused | Self::PeerCertificateInvalid => Severity::Refused,
+            Self::CertificateRefused | Self::PeerCertificateInvalid | Self::NoCommonProtocol => {
+                Severity::Refused
+            }
             Self::TimedOut | Self::ClosedByPeer | Self::Transport | Self::ClosedLocally => {
                 Severity::Passing
             }
@@ -89,11 +94,12 @@ impl HandshakeFailure {
     }
 
     /// Whether another broker seems to live at the address dialled, so that the catalog should be read
-    /// again at once: it greeted, or it showed a certificate, under another name.
+    /// again at once: it greeted, or it showed a certificate, under another name, or it is no broker.
     pub fn doubts_address(&self) -> bool {
         matches!(
             self,
-            Self::WrongNode { .. } | Self::Closed(CloseCause::PeerCertificateInvalid)
+            Self::WrongNode { .. }
+                | Self::Closed(CloseCause::PeerCertificateInvalid | CloseCause::NoCommonProtocol)
         )
     }
 
@@ -106,6 +112,7 @@ impl HandshakeFailure {
             Self::TimedOut => "timed_out",
             Self::Closed(CloseCause::CertificateRefused) => "certificate_refused",
             Self::Closed(CloseCause::PeerCertificateInvalid) => "peer_certificate_invalid",
+            Self::Closed(CloseCause::NoCommonProtocol) => "no_common_protocol",
             Self::Closed(_) => "closed",
         }
     }

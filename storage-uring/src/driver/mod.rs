@@ -197,6 +197,11 @@ impl Storage {
         self.shared.core.borrow().stats()
     }
 
+    /// Bytes queued and on their way to the disk.
+    pub fn queued_bytes(&self) -> usize {
+        self.shared.core.borrow().machine.queued_bytes()
+    }
+
     /// Groups committed and their bytes; cheaper than all the counters.
     pub(crate) fn committed(&self) -> (u64, u64) {
         let core = self.shared.core.borrow();

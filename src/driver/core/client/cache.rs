@@ -21,7 +21,7 @@ use crate::wire::client::{Answer, Blob, ErrorCode, Refusal, Request};
 use crate::wire::routing::{shard_for_key, Routing};
 
 use super::super::cache::CacheWaiter;
-use super::super::forward::{ForwardBody, ForwardWork};
+use super::super::forward_body::{ForwardBody, ForwardWork};
 use super::super::message::CacheResult;
 use super::auth::Identity;
 use super::publish::order_key;

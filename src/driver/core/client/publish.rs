@@ -25,7 +25,7 @@ use crate::wire::internal::{AckMode, Payloads};
 use crate::wire::routing::shard_for_key;
 
 use super::super::append::AppendWaiter;
-use super::super::forward::{ForwardBody, ForwardWork};
+use super::super::forward_body::{ForwardBody, ForwardWork};
 use super::super::message::{AppendRefusal, AppendResult, UnknownWrite};
 use super::auth::Identity;
 use super::Core;
