@@ -12,6 +12,7 @@ use crate::cache::{run_cache, CacheArgs};
 use crate::compare::{run_compare, CompareArgs};
 use crate::forward::{run_beside, run_forward, BesideArgs, ForwardArgs};
 use crate::limits::{run_limits, LimitsArgs};
+use crate::lose::{run_lose, LoseArgs};
 use crate::plot::{run_plot, PlotArgs};
 use crate::relay::{run_ingress, run_owner, Facing, IngressArgs, OwnerArgs};
 use crate::replicate::{run_replicate, ReplicateArgs};
@@ -47,6 +48,8 @@ enum Command {
     Forward(Box<ForwardArgs>),
     /// Small forwarded publishes beside large ones on the same link
     Beside(BesideArgs),
+    /// Kill the owner under load: how long until its waiters are answered
+    Lose(LoseArgs),
     /// Let a follower fall behind, and measure how it catches up
     Replicate(ReplicateArgs),
     /// Ask a cache, check every answer, report
@@ -77,6 +80,7 @@ enum Command {
 const NAMES: &[&str] = &[
     "forward",
     "beside",
+    "lose",
     "replicate",
     "cache",
     "subscribe",
@@ -140,6 +144,7 @@ fn dispatch(command: &Command, out: &mut dyn Write) -> Result<Exit, CommandError
     match command {
         Command::Forward(args) => run_forward(args, out),
         Command::Beside(args) => run_beside(args, out),
+        Command::Lose(args) => run_lose(args, out),
         Command::Replicate(args) => run_replicate(args, out),
         Command::Cache(args) => run_cache(args, out),
         Command::Subscribe(args) => run_subscribe(args, out),

@@ -48,6 +48,11 @@ pub struct Schedule {
 }
 
 impl Schedule {
+    /// Ends earlier than was said at the start.
+    pub fn end_at(&mut self, end_ns: u64) {
+        self.end_ns = self.end_ns.min(end_ns);
+    }
+
     /// A run that starts at 0, is measured from `measure_from_ns` and ends at `end_ns`.
     pub fn new(pace: Pace, measure_from_ns: u64, end_ns: u64) -> Self {
         Self {

@@ -230,3 +230,54 @@ fn a_cache_run_checks_every_answer_and_comes_back_after_a_kill() {
         "{report}"
     );
 }
+
+#[test]
+fn small_publishes_run_beside_large_ones() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let json = dir.path().join("beside.json");
+    let line = "beside --rounds 1 --duration 500ms --json";
+    let mut args: Vec<&str> = line.split_whitespace().collect();
+    args.push(json.to_str().unwrap());
+    let output = bench(&args);
+    assert!(output.status.success(), "{args:?}: {}", text(&output));
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    assert_eq!(report["clean"], true, "{report}");
+    // Both loads moved something, and all of it was read back.
+    let round = &report["rounds"][0];
+    for path in ["/alone_us/count", "/beside_us/count"] {
+        let count = round.pointer(path).and_then(Value::as_u64);
+        assert!(count > Some(0), "{path}: {report}");
+    }
+    assert!(round["large_mb_per_s"].as_f64() > Some(0.0), "{report}");
+    assert!(report["checked"].as_u64() > Some(15), "{report}");
+}
+
+#[test]
+fn a_killed_owner_s_waiters_are_released() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let json = dir.path().join("lose.json");
+    let line = "lose --rounds 2 --connections 2 --in-flight 16 --after 200ms --json";
+    let mut args: Vec<&str> = line.split_whitespace().collect();
+    args.push(json.to_str().unwrap());
+    args.extend([
+        "--",
+        "--peer-idle-timeout-ms",
+        "1200",
+        "--peer-keep-alive-ms",
+        "300",
+    ]);
+    let output = bench(&args);
+    assert!(output.status.success(), "{args:?}: {}", text(&output));
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    assert_eq!(report["clean"], true, "{report}");
+    let losses = report["losses"].as_array().unwrap();
+    assert_eq!(losses.len(), 2, "{report}");
+    for loss in losses {
+        // A closed loop has something on its way at any time, and no more than its bound.
+        let released = loss["released"].as_u64().unwrap();
+        assert!((1..=32).contains(&released), "{report}");
+        assert!(loss["release_ms"].as_f64() > Some(0.0), "{report}");
+        assert!(loss["detected_ms"].as_f64() > Some(500.0), "{report}");
+    }
+    assert!(report["unknown"].as_u64() > Some(1), "{report}");
+}

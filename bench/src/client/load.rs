@@ -195,6 +195,10 @@ impl Load {
         self.time_out(now_ns);
         self.progress.publish(self.acked_records, &self.tally);
         if self.started.is_some() {
+            if self.progress.is_ending() && now_ns < self.end_ns {
+                self.end_ns = now_ns;
+                self.schedule.end_at(now_ns);
+            }
             return Ok(());
         }
         let late = self.conns.iter().find(|c| c.phase != Phase::Ready);

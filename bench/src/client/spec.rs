@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -169,6 +169,7 @@ pub struct Progress {
     records: AtomicU64,
     unknown: AtomicU64,
     failed: AtomicU64,
+    is_ending: AtomicBool,
 }
 
 impl Progress {
@@ -190,6 +191,16 @@ impl Progress {
     /// Batches given up.
     pub fn failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Has the run end now as it would at the end of its time: nothing more is sent, what is on its way is
+    /// waited for, and there is a report.
+    pub fn end_soon(&self) {
+        self.is_ending.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
     }
 
     pub(super) fn start(&self, at: Instant) {

@@ -50,6 +50,21 @@ impl Snapshot {
     }
 }
 
+/// The sum of a metric over a broker's cores. `name` is as `/metrics` prints it; labels given must all be there.
+pub fn metric(text: &str, name: &str) -> f64 {
+    let (family, labels) = match name.split_once('{') {
+        None => (name, ""),
+        Some((family, labels)) => (family, labels.trim_end_matches('}')),
+    };
+    let lines = text.lines().filter(|line| {
+        let rest = line.strip_prefix(family);
+        rest.is_some_and(|rest| rest.starts_with(['{', ' '])) && line.contains(labels)
+    });
+    lines
+        .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+        .sum()
+}
+
 /// What a broker did over all measured rounds.
 #[derive(Debug, Clone, Default)]
 pub struct Account {
@@ -106,6 +121,17 @@ mod tests {
     use super::*;
     use felix_uring::admin::{NodeInfo, SharedState};
     use felix_uring::metrics::MetricsHub;
+
+    #[test]
+    fn metrics_are_summed_over_cores_and_told_apart_by_label() {
+        let text =
+            "# HELP a_total x\na_total{core=\"0\",why=\"x\"} 2\na_total{core=\"1\",why=\"x\"} 3\n\
+                    a_total{core=\"0\",why=\"y\"} 5\na_total_more 7\nb 1.5\n";
+        assert_eq!(metric(text, "a_total"), 10.0);
+        assert_eq!(metric(text, "a_total{why=\"x\"}"), 5.0);
+        assert_eq!(metric(text, "b"), 1.5);
+        assert_eq!(metric(text, "c"), 0.0);
+    }
 
     #[test]
     fn the_status_of_a_broker_is_read() {

@@ -43,7 +43,7 @@ const LEAD: Duration = Duration::from_millis(500);
     ratio is the 99th percentile beside the large batches by that of the same round without them.")]
 pub struct BesideArgs {
     /// Length of each measurement
-    #[arg(long, default_value = "3s", value_parser = parse_duration)]
+    #[arg(long, default_value = "2s", value_parser = parse_duration)]
     pub duration: Duration,
     /// Rounds of both measurements
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]

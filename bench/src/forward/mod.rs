@@ -10,12 +10,14 @@ mod path;
 mod readback;
 mod rounds;
 
+pub use accounts::metric;
 pub use args::{broker_spin_us, Ack, Durability, ForwardArgs, Verify, BROKER_SPIN_US};
 pub use beside::{run_beside, BesideArgs, BesideReport};
 pub use cluster::{keys_for, Destination};
 pub use copies::compare_copies;
 pub use drive::drive;
 pub use path::{one_outstanding, PathProbe, PathSample};
+pub use readback::read_back_shard;
 
 use std::io::Write;
 use std::path::PathBuf;
