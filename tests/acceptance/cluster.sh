@@ -26,7 +26,7 @@ finish() {
 }
 trap finish EXIT
 
-"$binary" cluster up --nodes "$nodes" --dir "$dir/cluster" --json >"$dir/up.json" 2>"$dir/up.err" &
+"$binary" cluster up --nodes "$nodes" --shards 6 --dir "$dir/cluster" --json >"$dir/up.json" 2>"$dir/up.err" &
 up_pid=$!
 for _ in $(seq 1 900); do
     [ -s "$dir/up.json" ] && break

@@ -3,8 +3,8 @@
 #
 #   tests/acceptance/run.sh [--binary FILE] [--python FILE] [--nodes N] [CHECK-SCRIPT FLAGS...]
 #
-# Every broker is driven once: one of them owns the stream, the others forward to it. The Python of
-# docs/clients.md is run as it stands there. Ends with status 0 when every check passed on every
+# Every broker is driven once: one of them owns the stream, the others forward to it. Then a wide stream and
+# a group are used by way of each of them, and the Python of docs/clients.md is run as it stands there. Ends with status 0 when every check passed on every
 # broker and the cluster stopped in order.
 set -euo pipefail
 
@@ -31,6 +31,7 @@ for client in "${clients[@]}"; do
         --cache "$(field cache)" --key-file "$(field signing_key)" "$@" || failed=1
 done
 
+"$python" "$here/sharded.py" "$dir/up.json" || failed=1
 sed -n '/^```python$/,/^```$/{/^```/d;p}' "$root/docs/clients.md" >"$dir/first.py"
 if [ -s "$dir/first.py" ] && FELIX_CLUSTER="$dir/up.json" "$python" "$dir/first.py"; then
     echo "ok docs/clients.md"
