@@ -139,12 +139,10 @@ fn valid_client_vectors_decode_to_their_messages_and_back() {
     let lines = frame("decode", "client", &frames(&vectors));
     assert_eq!(lines.len(), vectors.len());
     let encoded = frame("encode", "client", lines.join("\n").as_bytes());
-    let again = frame("decode", "client", encoded.join("\n").as_bytes());
-    assert_eq!((encoded.len(), again.len()), (lines.len(), lines.len()));
+    assert_eq!(encoded.len(), lines.len());
     for (at, vector) in vectors.iter().enumerate() {
         let name = vector["name"].as_str().unwrap();
         assert_eq!(json(&lines[at])["message"], vector["message"], "{name}");
-        assert_eq!(json(&again[at])["message"], vector["message"], "{name}");
         // What a reader takes and a writer does not make.
         if !name.starts_with("odd.") {
             assert_eq!(vector["frame_hex"], encoded[at].as_str(), "{name}");

@@ -120,6 +120,8 @@ pub struct ClientSettings {
     pub require_alpn: bool,
     /// Connections of the broker.
     pub max_connections: usize,
+    /// Streams of one connection open at once.
+    pub streams: u32,
     /// Subscriptions of the broker.
     pub max_subscriptions: usize,
     /// Bytes queued for all clients past which no further events are read for them.

@@ -334,6 +334,7 @@ fn read_client(reader: &ValueReader) -> ClientSettings {
         cert_and_key: files.map(|[cert, key]| (cert, key)),
         require_alpn: reader.switch("require-alpn"),
         max_connections: reader.size("max-connections"),
+        streams: reader.small("client-streams"),
         max_subscriptions: reader.size("max-subscriptions"),
         queued_bytes: reader.size("client-queued-bytes"),
         buffered_bytes: reader.size("client-buffered-bytes"),

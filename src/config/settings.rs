@@ -190,6 +190,8 @@ pub const SETTINGS: &[Setting] = &[
         "No attempt of a forwarded request begins later than this, in ms"),
     setting(CLIENTS, "max-connections", Whole(1, 1_000_000), Default("16384"),
         "Client connections of the broker; beyond it newcomers are refused"),
+    setting(CLIENTS, "client-streams", Whole(128, 65_536), Default("256"),
+        "Streams a client may have open at once on one connection; each takes about 50 bytes from the start"),
     setting(CLIENTS, "max-subscriptions", Whole(1, 10_000_000), Default("200000"),
         "Subscriptions of the broker; beyond it further ones are refused"),
     setting(CLIENTS, "client-queued-bytes", Whole(MIB, 1024 * GIB), Default("1073741824"),

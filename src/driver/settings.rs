@@ -18,6 +18,9 @@ use crate::proto::replication::leader::ShipLimits;
 /// of frames that have not come whole. One frame of the largest size always fits.
 const CLIENT_IN_FLIGHT_BYTES: usize = 32 << 20;
 
+/// Streams without answers a client may have open; it announces itself on one, and may publish on some.
+const CLIENT_UNI_STREAMS: u32 = 64;
+
 pub(super) fn core_settings(config: &Config) -> Settings {
     let peer = &config.peer;
     let client = &config.client;
@@ -29,6 +32,8 @@ pub(super) fn core_settings(config: &Config) -> Settings {
             idle_timeout: client.idle_timeout,
             stream_receive_window_bytes: client.stream_window_bytes,
             connection_receive_window_bytes: client.connection_window_bytes,
+            max_bidi_streams: client.streams,
+            max_uni_streams: CLIENT_UNI_STREAMS,
             ..TransportSettings::client_facing()
         },
         peer_transport: TransportSettings {

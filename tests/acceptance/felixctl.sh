@@ -36,7 +36,8 @@ FELIX_CA_FILE="$(field ca)"
 FELIX_SERVER_NAME=localhost
 FELIX_CLI_CONFIG="$dir/config.toml"
 
-ctl() { timeout 60 "$felixctl" "$@" 2>&1; }
+# Payloads of the bench commands hold null bytes, which a shell variable cannot.
+ctl() { timeout 60 "$felixctl" "$@" 2>&1 | tr -d '\000'; }
 
 # ok NAME PATTERN COMMAND...: the command must end with status 0 and print what matches.
 ok() {

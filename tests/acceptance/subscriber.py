@@ -140,6 +140,14 @@ class Cluster:
             handle.write("\n".join([self.base, "[[assignment]]", *lines, ""]))
         os.rename(fresh, self.catalog)
 
+    def wait_moved(self, old, to):
+        """Until the new leader leads and the old one says that it does not."""
+        deadline = time.monotonic() + STREAM_WAIT_S
+        while self.leader() is not to or (old.shard(self.shard) or {}).get("role") == "leader":
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{old.node_id} still leads the shard")
+            time.sleep(0.1)
+
     def wait_level(self):
         """Until every holder has what the leader has."""
         deadline = time.monotonic() + STREAM_WAIT_S
@@ -289,12 +297,14 @@ def follower_restart(cluster, publisher):
 
 
 def moved(cluster, publisher):
-    # Nothing is acknowledged that the next leader does not have.
+    # Nothing is acknowledged that the next leader does not have: the stream answers when its leader has a
+    # record, and a leader that has not read the catalog yet would go on answering.
     publisher.pause()
     cluster.wait_level()
     old = cluster.leader()
     to = next(b for b in cluster.brokers if b is not old)
     cluster.move(to.node_id)
+    cluster.wait_moved(old, to)
     publisher.resume()
     return f"the shard moved from {old.node_id} to {to.node_id}"
 

@@ -61,6 +61,9 @@ pub struct SubscribeArgs {
     /// With --idle-connections: subscriptions, spread evenly over them
     #[arg(long, value_name = "N", requires = "idle_connections")]
     pub subscriptions: Option<u32>,
+    /// With --idle-connections: authenticated streams of each; the published client opens 40
+    #[arg(long, default_value_t = 40, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=128))]
+    pub idle_streams: u32,
     /// With --idle-connections: how long they are left alone
     #[arg(long, default_value = "10s", value_parser = parse_duration)]
     pub quiet: Duration,

@@ -71,6 +71,8 @@ pub(super) struct Conn {
     pub(super) endpoint: EndpointId,
     /// Its first stream, which publishes or only shows the token.
     pub(super) first: Option<(StreamId, Speaker)>,
+    /// Further streams whose token was not answered yet.
+    pub(super) greeting: usize,
     pub(super) is_ready: bool,
     /// Subscriptions to be asked for.
     pub(super) to_ask: usize,
@@ -91,6 +93,8 @@ pub(super) struct Fan {
     pub(super) next_dial: usize,
     pub(super) dialling: usize,
     pub(super) ready: usize,
+    /// Further streams on which the token was shown.
+    pub(super) greeting: HashMap<End, FrameReader>,
     /// Subscribe requests on their way.
     pub(super) asked: HashMap<End, FrameReader>,
     pub(super) next_ask: usize,
@@ -119,6 +123,7 @@ impl Fan {
                 id: None,
                 endpoint: endpoints[index % endpoints.len()],
                 first: None,
+                greeting: 0,
                 is_ready: false,
                 // The first is the publisher's.
                 to_ask: match index.checked_sub(1) {
@@ -141,6 +146,7 @@ impl Fan {
             next_dial: 0,
             dialling: 0,
             ready: 0,
+            greeting: HashMap::new(),
             asked: HashMap::new(),
             next_ask: 0,
             listeners: HashMap::new(),
@@ -341,6 +347,29 @@ impl Fan {
         // Nothing came in yet; this only makes the stream known.
         speaker.push(Bytes::new());
         self.conns[index].first = Some((stream, speaker));
+        Ok(())
+    }
+
+    /// The token was taken on a connection's first stream: the others follow.
+    pub(super) fn on_first_ready(&mut self, index: usize) -> Result<(), LoadError> {
+        let more = match index {
+            0 => 0,
+            _ => self.spec.streams.saturating_sub(1),
+        };
+        let Some(conn) = self.conns[index].id else {
+            return Ok(());
+        };
+        for _ in 0..more {
+            let (_, hello) = self.spec.protocol.open().map_err(LoadError::Setup)?;
+            let stream = self.open(conn)?;
+            self.send((conn, stream), hello.unwrap_or_default())?;
+            let answers = FrameReader::new(ReadLimits::AUTHENTICATED);
+            self.greeting.insert((conn, stream), answers);
+        }
+        self.conns[index].greeting = more;
+        if more == 0 {
+            self.on_conn_ready(index);
+        }
         Ok(())
     }
 

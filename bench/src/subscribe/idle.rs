@@ -22,10 +22,12 @@ const SCHEMA: &str = "felix-bench-idle/1";
 pub struct IdleReport {
     pub schema: String,
     pub connections: u64,
+    /// Authenticated streams of each connection.
+    pub streams: u64,
     pub subscriptions: u64,
     /// Resident bytes of the broker before the first connection.
     pub rss_start_bytes: u64,
-    /// With every connection, each with one authenticated stream.
+    /// With every connection and its streams.
     pub rss_connected_bytes: u64,
     /// With every subscription.
     pub rss_subscribed_bytes: u64,
@@ -59,6 +61,7 @@ pub(super) fn measure(
     let broker = Broker::start(args, plan, dir, &flags)?;
     let spec = FanSpec {
         connections: connections as usize,
+        streams: args.idle_streams as usize,
         subscribers: subscriptions as usize,
         batch: 1,
         in_flight: 1,
@@ -75,6 +78,7 @@ pub(super) fn measure(
     Ok(IdleReport {
         schema: SCHEMA.into(),
         connections: u64::from(connections),
+        streams: u64::from(args.idle_streams),
         subscriptions: u64::from(subscriptions),
         rss_start_bytes: idle.rss_start_bytes,
         rss_connected_bytes: idle.rss_connected_bytes,
@@ -104,8 +108,9 @@ impl IdleReport {
         // Writing to a string does not fail.
         let _ = writeln!(
             out,
-            "idle     {} connections: {:.1} KiB each ({:.0} MiB from {:.0}), {:.0} made a second",
+            "idle     {} connections of {} streams: {:.1} KiB each ({:.0} MiB from {:.0}), {:.0} made a second",
             self.connections,
+            self.streams,
             self.bytes_per_connection / 1024.0,
             mib(self.rss_connected_bytes),
             mib(self.rss_start_bytes),

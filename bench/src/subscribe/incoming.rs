@@ -5,7 +5,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use felix_uring::driver::quic::ReadEnd;
 use felix_uring::wire::client::messages::Answer;
-use felix_uring::wire::client::{ReadEvent, ToClient};
+use felix_uring::wire::client::{FrameReader, ReadEvent, ToClient};
 
 use super::fan::{End, Fan, Stage};
 use super::listen::Told;
@@ -17,6 +17,10 @@ impl Fan {
         let read = self
             .pump
             .read_each(end.0, end.1, usize::MAX, |chunk| chunks.push(chunk));
+        if let Some(answers) = self.greeting.get_mut(&end) {
+            chunks.into_iter().for_each(|chunk| answers.push(chunk));
+            return self.on_greeted(end);
+        }
         if let Some(answers) = self.asked.get_mut(&end) {
             chunks.into_iter().for_each(|chunk| answers.push(chunk));
             return self.on_answers(end);
@@ -43,12 +47,35 @@ impl Fan {
         while let Some((_, speaker)) = &mut self.conns[index].first {
             match speaker.hear() {
                 None => break,
-                Some(Heard::Ready) => self.on_conn_ready(index),
+                Some(Heard::Ready) => self.on_first_ready(index)?,
                 Some(Heard::Accepted { .. }) => {}
                 Some(Heard::Refused { refusal, .. }) => {
                     return Err(LoadError::Refused(refusal.message.to_string()))
                 }
                 Some(Heard::Broken(why)) => return Err(LoadError::Refused(why)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The answer to the token on a further stream.
+    fn on_greeted(&mut self, end: End) -> Result<(), LoadError> {
+        let event = self.greeting.get_mut(&end).and_then(FrameReader::next);
+        let Some(event) = event else {
+            return Ok(());
+        };
+        self.greeting.remove(&end);
+        match event {
+            ReadEvent::Frame(frame) => match ToClient::decode(frame) {
+                Ok(ToClient::Answer(Answer::AuthOk(_))) => {}
+                other => return Err(LoadError::Refused(format!("{other:?}"))),
+            },
+            other => return Err(LoadError::Setup(format!("{other:?}"))),
+        }
+        if let Some(index) = self.by_id.get(&end.0).copied() {
+            self.conns[index].greeting -= 1;
+            if self.conns[index].greeting == 0 {
+                self.on_conn_ready(index);
             }
         }
         Ok(())

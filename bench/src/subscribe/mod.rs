@@ -126,6 +126,7 @@ fn spec_of(args: &SubscribeArgs, plan: &CpuPlan, addr: SocketAddr, ca: &Path) ->
         tls: trust(ca)?,
         pid: None,
         connections: args.subscribers as usize,
+        streams: 1,
         subscribers: args.subscribers as usize,
         payload_bytes: args.payload_bytes as usize,
         batch: args.batch,

@@ -21,6 +21,8 @@ pub struct FanSpec {
     pub pid: Option<u32>,
     /// Connections of subscribers.
     pub connections: usize,
+    /// Authenticated streams each of them has.
+    pub streams: usize,
     /// Subscriptions, spread evenly over them.
     pub subscribers: usize,
     /// Bytes of a record.

@@ -33,6 +33,7 @@ impl Core {
             remote,
             session,
             streams: HashMap::new(),
+            last_identity: None,
             in_flight_bytes: 0,
             buffered_bytes: 0,
             paused: Vec::new(),

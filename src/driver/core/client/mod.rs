@@ -55,7 +55,10 @@ const READ_QUANTUM_BYTES: usize = 1 << 20;
 pub(super) struct ClientConn {
     remote: SocketAddr,
     session: ConnectionSession,
-    streams: HashMap<StreamId, ClientStream>,
+    /// Boxed: the table of a client's dozens of streams is half empty.
+    streams: HashMap<StreamId, Box<ClientStream>>,
+    /// Of the stream that authenticated last: the others mostly show the same token.
+    last_identity: Option<Rc<Identity>>,
     /// Bytes of publishes and cache operations taken and not answered.
     in_flight_bytes: usize,
     /// Bytes of frames that have not come whole, on all its streams.
@@ -129,7 +132,7 @@ impl Core {
             last_forwards: Vec::new(),
             widths: None,
         };
-        client.streams.insert(stream, state);
+        client.streams.insert(stream, Box::new(state));
     }
 
     pub(super) fn on_client_readable(&mut self, conn: ConnId, stream: StreamId) {
@@ -375,7 +378,8 @@ impl Core {
     }
 
     fn client_stream(&mut self, conn: ConnId, stream: StreamId) -> Option<&mut ClientStream> {
-        self.clients.get_mut(&conn)?.streams.get_mut(&stream)
+        let client = self.clients.get_mut(&conn)?;
+        client.streams.get_mut(&stream).map(Box::as_mut)
     }
 
     /// The answer of a request being served.

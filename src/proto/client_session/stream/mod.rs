@@ -186,7 +186,12 @@ impl StreamSession {
 
     /// The next thing to do. Call until `None` after every input.
     pub fn poll_action(&mut self) -> Option<StreamAction> {
-        self.actions.pop_front()
+        let next = self.actions.pop_front();
+        if next.is_none() && self.owed() == 0 {
+            // A client keeps dozens of idle streams; the room of a busy one is not kept for them.
+            self.actions = VecDeque::new();
+        }
+        next
     }
 
     /// The broker is stopping: what is owed is still answered, nothing new is taken.
