@@ -174,6 +174,55 @@ async fn an_owner_that_comes_back_at_once_is_used_at_once() {
     );
 }
 
+/// The catalog names it no more: what is in flight ends, then the link is closed and forgotten.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_is_taken_out_of_the_catalog_is_let_go() {
+    let brokers = Brokers::start(2);
+    let token = brokers.token();
+    let client = Client::connect(&brokers, 0).await;
+    let mut stream = client.stream(&token).await;
+    stream.must_publish(SECOND, b"forwarded").await;
+    let peers = || {
+        let status = brokers.cluster.node(0).status();
+        let status = status.unwrap_or_else(|e| panic!("{e}"));
+        status["peers"].as_array().cloned().unwrap_or_default()
+    };
+    let removed = "felix_connections_closed_total{reason=\"peer_removed\"}";
+    assert_eq!(brokers.metric(0, removed), 0.0);
+    brokers.edit_catalog(|catalog| {
+        let tables = |value: &mut toml::Value| -> Vec<toml::Table> {
+            let list = value.as_array().cloned().unwrap_or_default();
+            list.into_iter()
+                .filter_map(|one| one.as_table().cloned())
+                .collect()
+        };
+        // Everything the other one led moves.
+        catalog.insert("generation".into(), 2.into());
+        let nodes = catalog.get_mut("node").expect("nodes");
+        let mut left = tables(nodes);
+        left.retain(|node| node["id"].as_str() == Some("node-1"));
+        *nodes = left.into();
+        let assignments = catalog.get_mut("assignment").expect("assignments");
+        let moved = tables(assignments).into_iter().map(|mut one| {
+            let generation = one.get("generation").and_then(toml::Value::as_integer);
+            one.insert("leader".into(), "node-1".into());
+            one.insert("generation".into(), (generation.unwrap_or(1) + 1).into());
+            one
+        });
+        *assignments = moved.collect::<Vec<_>>().into();
+    });
+    brokers.wait_metric(0, removed, 1.0);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !peers().is_empty() {
+        assert!(Instant::now() < deadline, "{:?}", peers());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // What it led is ours now.
+    stream
+        .publish_until_taken(SECOND, Duration::from_secs(10))
+        .await;
+}
+
 #[test]
 fn a_keep_alive_that_cannot_keep_anything_alive_is_refused() {
     let brokers = Brokers::prepare_with(1, |_| {});

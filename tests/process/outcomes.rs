@@ -87,6 +87,8 @@ async fn a_lost_or_late_answer_is_unknown_once() {
     );
     // Nothing was sent twice.
     assert!(owner.try_next().is_none());
+    let late = "felix_frames_refused_total{reason=\"peer_late_answer\"}";
+    brokers.wait_metric(0, late, 3.0);
     brokers.wait_metric(0, "felix_forwards_unknown_total{cause=\"timeout\"}", 2.0);
     assert_eq!(brokers.metric(0, "felix_publishes_unknown_total"), 2.0);
 }

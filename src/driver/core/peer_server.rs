@@ -171,6 +171,13 @@ impl Core {
     }
 
     pub(super) fn on_peer_readable(&mut self, conn: ConnId, stream: StreamId) {
+        // What was read before comes first: reading on beside it would take in more than is worked on.
+        if self.has_unread_frames(conn, stream) {
+            self.take_peer_frames(conn, stream);
+            if self.has_unread_frames(conn, stream) {
+                return;
+            }
+        }
         let Some(peer) = self.accepted_peers.get_mut(&conn) else {
             return;
         };
@@ -202,6 +209,13 @@ impl Core {
             }
         }
         self.take_peer_frames(conn, stream);
+    }
+
+    /// Whether frames that arrived on a stream were not all looked at.
+    fn has_unread_frames(&self, conn: ConnId, stream: StreamId) -> bool {
+        let peer = self.accepted_peers.get(&conn);
+        let state = peer.and_then(|peer| peer.streams.get(&stream));
+        state.is_some_and(|state| state.has_unread && state.held.is_none())
     }
 
     fn take_peer_frames(&mut self, conn: ConnId, stream: StreamId) {
