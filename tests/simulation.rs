@@ -75,6 +75,7 @@ fn simulated_clusters_keep_their_invariants() {
         "unknown_kind",
         "damaged_batch",
         "late_duplicate",
+        "leader_isolated",
         "leader_replaced",
         "generation_raised",
         "raised_base",

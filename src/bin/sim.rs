@@ -38,6 +38,9 @@ struct Args {
     /// Stop at the first seed that fails.
     #[arg(long)]
     fail_fast: bool,
+    /// Stop once so many seeds have failed.
+    #[arg(long, conflicts_with = "fail_fast")]
+    failures: Option<u64>,
     /// Let the operator promote by the newest generation alone, which loses records: the checkers
     /// must notice.
     #[arg(long)]
@@ -106,6 +109,7 @@ fn main() -> ExitCode {
     let kept = kept.into_iter().filter(|_| !args.no_kept);
     let last = args.start.saturating_add(args.seeds);
     let seeds = kept.map(|kept| kept.seed).chain(args.start..last);
+    let stop_after = args.failures.or(args.fail_fast.then_some(1));
     let started = Instant::now();
     let mut totals = Totals::default();
     for seed in seeds {
@@ -121,7 +125,7 @@ fn main() -> ExitCode {
         }
         tell(&args, &report);
         totals.add(&report);
-        if args.fail_fast && totals.failed > 0 {
+        if stop_after.is_some_and(|most| totals.failed >= most) {
             break;
         }
     }

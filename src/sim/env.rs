@@ -54,6 +54,7 @@ pub enum Event {
         node: usize,
     },
     Operator,
+    StopLeader(Replacement),
     Promote(Replacement),
     /// The operator restarts a broker whose disk has failed.
     RestartFailed {
@@ -94,6 +95,7 @@ pub enum Fault {
     ClockStep,
     StaleView,
     ShardMoved,
+    LeaderIsolated,
     LeaderReplaced,
     GenerationRaised,
     RaisedBase,
@@ -127,6 +129,7 @@ impl Fault {
             Self::ClockStep => "clock_step",
             Self::StaleView => "stale_view",
             Self::ShardMoved => "shard_moved",
+            Self::LeaderIsolated => "leader_isolated",
             Self::LeaderReplaced => "leader_replaced",
             Self::GenerationRaised => "generation_raised",
             Self::RaisedBase => "raised_base",

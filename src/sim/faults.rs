@@ -179,7 +179,7 @@ impl World {
         let durable = owner.journal.durable_tail(key);
         let most = match self.env.catalog.shards[shard].acknowledge {
             Acknowledge::Leader => durable,
-            Acknowledge::Quorum if node == assignment.leader => owner.mark(shard).unwrap_or(0),
+            Acknowledge::Quorum if node == assignment.leader => owner.may_forget_below(key),
             Acknowledge::Quorum => self.env.judge.committed_tail(key),
         };
         let base = self.env.random.faults.below(most.min(durable) + 1);

@@ -92,6 +92,12 @@ pub enum NetworkEvent {
         to: Side,
         stream: u8,
     },
+    /// The same for one that a cut kept away: its sender has to be there still.
+    SentAgain {
+        conn: ConnId,
+        to: Side,
+        stream: u8,
+    },
     /// `side` learns that the connection is over.
     Notice {
         conn: ConnId,
@@ -371,7 +377,8 @@ impl Env {
                 end.state = EndState::Open;
                 Some((end.at, conn, Side::Dialler, Arrival::Connected))
             }
-            NetworkEvent::Chunk { conn, to, stream } => self.on_chunk(conn, to, stream),
+            NetworkEvent::Chunk { conn, to, stream } => self.on_chunk(conn, to, stream, false),
+            NetworkEvent::SentAgain { conn, to, stream } => self.on_chunk(conn, to, stream, true),
             NetworkEvent::Notice { conn, side, cause } => {
                 let end = self.network.end(conn, side);
                 if end.state == EndState::Closed {
@@ -432,12 +439,19 @@ impl Env {
         conn: ConnId,
         to: Side,
         stream: u8,
+        is_sent_again: bool,
     ) -> Option<(CoreAt, ConnId, Side, Arrival)> {
         let target = self.network.place(conn, to);
         let source = self.network.place(conn, to.other());
         let cut_until_us = self.network.cut_until_us[source.node][target.node];
+        if is_sent_again && self.network.end(conn, to.other()).state == EndState::Closed {
+            // What a cut kept away has to be sent again, and there is nobody to do it.
+            let flow = self.network.conn(conn).flows.get_mut(&(stream, to))?;
+            flow.chunks.clear();
+            return None;
+        }
         if cut_until_us > self.now_us {
-            let event = NetworkEvent::Chunk { conn, to, stream };
+            let event = NetworkEvent::SentAgain { conn, to, stream };
             let again_us = cut_until_us + self.one_way_us(source.node, target.node);
             self.queue.push(again_us, Event::Network(event));
             return None;

@@ -4,8 +4,9 @@
 //! promote one whose log can lack nothing that was acknowledged, write the new generation to every
 //! broker, the stopped one first. When no log qualifies, nothing is promoted.
 
+use super::core::CoreInput;
 use super::disk::{LogImage, LogKey, SimLog};
-use super::env::{Event, Fault};
+use super::env::{CoreAt, Event, Fault};
 use super::world::World;
 use crate::ids::ShardKind;
 
@@ -43,7 +44,50 @@ impl World {
             return self.distribute(version);
         }
         let old = current.leader;
-        if self.held[old] {
+        match self.env.random.schedule.chance(400) {
+            true => self.isolate(shard, old, &current.replicas),
+            false => self.stop_leader(Replacement { shard, old }),
+        }
+    }
+
+    /// A leader about to be replaced is cut off first, alone or with some of its followers, and goes on
+    /// taking writes: a suffix no majority will hold.
+    fn isolate(&mut self, shard: usize, old: usize, replicas: &[usize]) {
+        self.env.count_fault(Fault::LeaderIsolated);
+        let for_us = self.env.random.faults.between(20_000, 800_000);
+        let mut group = vec![old];
+        for replica in replicas.iter().filter(|replica| **replica != old) {
+            if self.env.random.faults.chance(250) {
+                group.push(*replica);
+            }
+        }
+        for inside in &group {
+            for outside in (0..self.env.plan.nodes).filter(|node| !group.contains(node)) {
+                self.env.cut(*inside, outside, for_us);
+                self.env.cut(outside, *inside, for_us);
+            }
+        }
+        if let Some(incarnation) = self.env.incarnation[old] {
+            let at = CoreAt {
+                node: old,
+                core: 0,
+                incarnation,
+            };
+            for _ in 0..self.env.random.workload.between(1, 4) {
+                let after_us = self.env.random.workload.below(for_us);
+                for request in self.extra_requests(shard) {
+                    self.env.to_core(after_us, at, CoreInput::Request(request));
+                }
+            }
+        }
+        let event = Event::StopLeader(Replacement { shard, old });
+        self.env.queue.push(self.env.now_us + for_us, event);
+    }
+
+    /// Takes the leader down; what comes next is decided when its disk and others can be looked at.
+    pub fn stop_leader(&mut self, replacement: Replacement) {
+        let Replacement { shard, old } = replacement;
+        if self.held[old] || !self.env.may_inject {
             return;
         }
         self.held[old] = true;
@@ -91,7 +135,7 @@ impl World {
         let replicas = self.env.catalog.current(shard).replicas.clone();
         let mut seen = Vec::new();
         for node in replicas {
-            let reached_per_mille = if node == old { 300 } else { 850 };
+            let reached_per_mille = if node == old { 150 } else { 850 };
             if !self.env.random.schedule.chance(reached_per_mille) {
                 continue;
             }

@@ -1,6 +1,7 @@
 //! The whole simulated cluster and the loop that moves virtual time.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use super::catalog::{shard_id, Acknowledge, Assignment, Shard, SimCatalog};
 use super::check::Judge;
@@ -11,12 +12,15 @@ use super::network::{Network, IDLE_TIMEOUT_US};
 use super::queue::Queue;
 use super::random::{Choices, Random};
 use super::trace::Trace;
+use super::workload::Request;
 use crate::ids::ShardKind;
 
 /// Events of one run at most; a run that needs more never settles.
 const EVENT_BOUND: u64 = 400_000;
 /// Virtual time after healing in which everything must have settled.
 const SETTLE_BOUND_US: u64 = 900_000_000;
+/// Number of the first request that is not in the plan.
+const EXTRA_REQUESTS: u64 = 1_000;
 /// When, after healing, the last writes are made, and how often.
 const LAST_WORDS_US: u64 = 20_000_000;
 const LAST_WORDS: u32 = 4;
@@ -39,6 +43,8 @@ pub struct World {
     /// Brokers whose disk has failed and who wait for a restart.
     failed: Vec<bool>,
     requests_made: u64,
+    /// Requests beside those of the plan, numbered apart from them.
+    extra_requests_made: u64,
     strikes_made: usize,
     moves_made: usize,
     heal_at_us: Option<u64>,
@@ -86,6 +92,7 @@ impl World {
             last_words: 0,
             failed: vec![false; nodes],
             requests_made: 0,
+            extra_requests_made: 0,
             strikes_made: 0,
             moves_made: 0,
             heal_at_us: None,
@@ -159,6 +166,7 @@ impl World {
             Event::Request => self.make_request(),
             Event::Strike => self.make_strike(),
             Event::Operator => self.operate(),
+            Event::StopLeader(replacement) => self.stop_leader(replacement),
             Event::Promote(replacement) => self.promote(replacement),
             Event::RestartFailed { node, incarnation } => {
                 if self.env.incarnation[node] == Some(incarnation) {
@@ -383,15 +391,22 @@ impl World {
                 core: 0,
                 incarnation,
             };
-            for request in self.env.last_requests(self.requests_made, shard) {
-                self.requests_made += 1;
+            for request in self.extra_requests(shard) {
                 // Apart, so that a small lane takes them all.
-                let after_us = 100_000 * self.requests_made % 7_000_000;
+                let after_us = 100_000 * request.id % 7_000_000;
                 self.env.to_core(after_us, at, CoreInput::Request(request));
             }
         }
         let at_us = self.env.now_us + LAST_WORDS_US;
         self.env.queue.push(at_us, Event::LastWords);
+    }
+
+    /// A write to each log of a shard, beside those of the plan.
+    pub fn extra_requests(&mut self, shard: usize) -> Vec<Arc<Request>> {
+        let id = EXTRA_REQUESTS + self.extra_requests_made;
+        let requests = self.env.last_requests(id, shard);
+        self.extra_requests_made += requests.len() as u64;
+        requests
     }
 
     fn operate(&mut self) {
@@ -449,7 +464,7 @@ fn first_catalog(shape: &mut Choices, nodes: usize) -> SimCatalog {
     let members = match (is_replicated, shape.below(10)) {
         (false, _) => 1,
         (true, 0) => 2,
-        (true, 1..=3) => nodes,
+        (true, 1..=4) => nodes,
         (true, _) => 3,
     };
     let first = shards

@@ -4,24 +4,36 @@
 #   tests/mutations/run.sh            every case
 #   tests/mutations/run.sh NAME...    some of them
 #
-# SEEDS (default 3000) bounds the seeds a case may take. The copy and its build live in
-# MUTATION_DIR (default target/mutations) and are kept, so that a case costs one small build.
+# SEEDS (default 3000) bounds the seeds a case may take; it ends earlier, once FAILURES (default 25)
+# of them have failed. A case is caught when an invariant it names is among those noticed. The copy
+# of the tree and its build live in MUTATION_DIR (default target/mutations) and are kept, so that a
+# case costs one small incremental build; CARGO_TARGET_DIR shares the dependencies of another build.
+# Everything is told on standard output, and at the end which invariants were noticed at all.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 readonly ROOT="$PWD"
 readonly WORK="${MUTATION_DIR:-$ROOT/target/mutations}"
 readonly SEEDS="${SEEDS:-3000}"
-export CARGO_PROFILE_DEV_OPT_LEVEL="${CARGO_PROFILE_DEV_OPT_LEVEL:-2}"
+readonly FAILURES="${FAILURES:-25}"
+# Little to optimise pays: most cases fail within some dozens of seeds.
+export CARGO_PROFILE_DEV_OPT_LEVEL="${CARGO_PROFILE_DEV_OPT_LEVEL:-1}"
+export CARGO_PROFILE_DEV_DEBUG="${CARGO_PROFILE_DEV_DEBUG:-0}"
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$WORK/target}"
 
 caught=()
-survived=()
+missed=()
 broken=()
+noticed=()
 
 copy_tree() {
     mkdir -p "$WORK/tree"
     tar -C "$ROOT" --exclude=./target --exclude='./target-*' --exclude=./.git -cf - . | tar -C "$WORK/tree" -xf -
+}
+
+# The invariants a case names, one a line.
+named() {
+    sed -n "/^case $1\$/,/^file /s/^invariants //p" "$ROOT/tests/mutations/cases" | tr ' ' '\n'
 }
 
 run_case() {
@@ -37,14 +49,25 @@ run_case() {
         broken+=("$name")
         return
     fi
-    local found
-    found="$("$CARGO_TARGET_DIR/debug/sim" --no-kept --fail-fast --seeds "$SEEDS" | grep -m1 '^FAILED')"
-    if [ -n "$found" ]; then
-        echo "$name: caught: ${found:0:160}"
+    local output found counts
+    output="$("$CARGO_TARGET_DIR/debug/sim" --no-kept --failures "$FAILURES" --seeds "$SEEDS")"
+    found="$(sed -n 's/^FAILED \(I[0-9]*\|panic\):.*/\1/p' <<<"$output")"
+    counts="$(sort <<<"$found" | uniq -c | sort -rn | awk '{printf "%s%s x%s", sep, $2, $1; sep=", "}')"
+    local seeds
+    seeds="$(tail -n 1 <<<"$output" | sed -n 's/.*"failed":\([0-9]*\).*"passed":\([0-9]*\).*/\1+\2/p')"
+    mapfile -t -O "${#noticed[@]}" noticed < <(sort -u <<<"$found")
+    if [ -z "$found" ]; then
+        echo "$name: SURVIVED $SEEDS seeds"
+        missed+=("$name")
+    elif named "$name" | grep -qxFf <(sort -u <<<"$found"); then
+        echo "$name: caught by $counts (failed+passed seeds: $seeds)"
         caught+=("$name")
     else
-        echo "$name: SURVIVED $SEEDS seeds"
-        survived+=("$name")
+        echo "$name: NOTICED ONLY BY $counts, not by $(named "$name" | tr '\n' ' ')"
+        missed+=("$name")
+    fi
+    if [ -n "${SHOW:-}" ]; then
+        grep -m3 '^FAILED' <<<"$output" | cut -c1-240
     fi
 }
 
@@ -55,5 +78,6 @@ fi
 for name in "${names[@]}"; do
     run_case "$name"
 done
-echo "caught ${#caught[@]}, survived ${#survived[@]} (${survived[*]:-}), not run ${#broken[@]} (${broken[*]:-})"
-[ ${#survived[@]} -eq 0 ] && [ ${#broken[@]} -eq 0 ]
+echo "noticed: $(printf '%s\n' "${noticed[@]}" | sort -Vu | grep . | tr '\n' ' ')"
+echo "caught ${#caught[@]}, missed ${#missed[@]} (${missed[*]:-}), not run ${#broken[@]} (${broken[*]:-})"
+[ ${#missed[@]} -eq 0 ] && [ ${#broken[@]} -eq 0 ]

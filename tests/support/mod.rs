@@ -14,6 +14,7 @@ pub mod group_client;
 pub mod linear;
 pub mod netns;
 pub mod owner;
+pub mod replica_set;
 pub mod transport;
 pub mod udp_relay;
 

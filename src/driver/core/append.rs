@@ -17,6 +17,7 @@ use crate::ids::{CorrelationId, Generation, Offset, ShardId, ShardKind};
 use crate::proto::outcome::Appended;
 use crate::wire::internal::Payloads;
 
+use super::begin::NotBegun;
 use super::cache::CacheWrite;
 use super::client::ClientPublish;
 use super::message::{AppendRefusal, AppendResult, LaneAppend, LaneMsg, UnknownWrite};
@@ -51,6 +52,8 @@ pub(super) enum AppendWaiter {
         first: Offset,
         waiter: Box<AppendWaiter>,
     },
+    /// The record of the generation of a log without followers.
+    Begun { log: LogRef, generation: Generation },
     /// The compaction of a log, for its raised base.
     CacheBase(Box<super::cache::CacheAt>),
 }
@@ -66,6 +69,7 @@ impl AppendWaiter {
             | Self::Cache(_) => true,
             Self::Rest { waiter, .. } => waiter.is_answered(),
             Self::Recorded { .. }
+            | Self::Begun { .. }
             | Self::Follower { .. }
             | Self::Piece { .. }
             | Self::CacheBase(_) => false,
@@ -80,6 +84,7 @@ impl AppendWaiter {
             // A cache applies its write first; its answer waits on its own.
             Self::Cache(_)
             | Self::Recorded { .. }
+            | Self::Begun { .. }
             | Self::Follower { .. }
             | Self::Piece { .. }
             | Self::CacheBase(_) => false,
@@ -164,6 +169,9 @@ impl Core {
         records: impl ExactSizeIterator<Item = &'a [u8]> + Clone,
         waiter: AppendWaiter,
     ) {
+        if let Err(refusal) = self.begin_or_refuse(log, generation) {
+            return self.finish_append(waiter, AppendResult::Refused(refusal));
+        }
         let token = self.appends.insert(waiter);
         let appended = self
             .storage
@@ -174,6 +182,24 @@ impl Core {
                 self.finish_append(waiter, AppendResult::Refused(refusal));
             }
         }
+    }
+
+    /// What is appended next to the log lies behind the record of its generation, or is refused.
+    pub(super) fn begin_or_refuse(
+        &mut self,
+        log: LogRef,
+        generation: Generation,
+    ) -> Result<(), AppendRefusal> {
+        self.begin_generation(log, generation)
+            .map_err(|error| match error {
+                NotBegun::Storage(error) => self.refusal_of(&error),
+                NotBegun::Fenced(why) => {
+                    if let Some(shard) = self.log_shards.get(&log).cloned() {
+                        self.refuse_to_lead(&shard, why);
+                    }
+                    AppendRefusal::Opening
+                }
+            })
     }
 
     pub(super) fn refusal_of(&self, error: &AppendError) -> AppendRefusal {
@@ -309,6 +335,9 @@ impl Core {
             }
             AppendWaiter::Recorded { at, epoch } => {
                 self.ship_recorded(at, epoch, matches!(result, AppendResult::Stored(_)));
+            }
+            AppendWaiter::Begun { log, generation } => {
+                self.on_begun(log, generation, matches!(result, AppendResult::Stored(_)));
             }
             AppendWaiter::CacheBase(at) => self.settle_cache_base(&at, result),
         }

@@ -227,6 +227,9 @@ impl Core {
             Ok(log) => log,
             Err(refusal) => return self.end_bulk(shard, refusal),
         };
+        if let Err(refusal) = self.begin_or_refuse(log, generation) {
+            return self.end_bulk(shard, refusal);
+        }
         let Some(batch) = self.bulk.front(shard) else {
             return;
         };

@@ -10,6 +10,7 @@
 //! [`ship`] (INV-6 to INV-8) and [`group`] (INV-9).
 
 mod append;
+mod begin;
 mod bulk;
 mod cache;
 mod cache_compact;
@@ -184,6 +185,7 @@ pub struct Core {
 
     logs: HashMap<Arc<ShardId>, append::OpenLog>,
     log_shards: HashMap<LogRef, Arc<ShardId>>,
+    begun: begin::Begun,
     touched_logs: Vec<LogRef>,
     completions: Vec<Completion>,
     appends: Slots<append::AppendWaiter>,
@@ -312,6 +314,7 @@ impl Core {
             must_cut: false,
             logs: HashMap::new(),
             log_shards: HashMap::new(),
+            begun: begin::Begun::default(),
             touched_logs: Vec::new(),
             completions: Vec::new(),
             appends: Slots::default(),

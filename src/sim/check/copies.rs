@@ -56,11 +56,12 @@ impl Judge {
         journal: &Journal,
     ) {
         let image = journal.seen(key);
+        // Behind a difference nothing is what was committed, whatever its bytes: a delete of the same key
+        // may have come to lie at the same offset of a suffix that nobody else has.
         let dropped = self.replication.committed.get(&key).and_then(|committed| {
-            (to.max(image.base())..committed.tail()).find(|offset| {
-                let record = image.record(*offset);
-                record.is_some() && record == committed.get(*offset)
-            })
+            let first = to.max(image.base()).max(committed.base);
+            let record = image.record(first);
+            (record.is_some() && record == committed.get(first)).then_some(first)
         });
         if let Some(offset) = dropped {
             let seen = format!("n{node} cuts {key:?} to {to}: {offset} is committed");

@@ -26,8 +26,8 @@ use crate::sim::env::{Env, Fault};
 use crate::sim::network::{Arrival, ConnId, Side};
 use crate::sim::workload;
 use crate::wire::internal::{
-    encode, on_request_event, refusal, unsupported_kind_refusal, CacheOk, Credential, FrameReader,
-    Hello, Inbound, Kind, Message, ReplicaLog, ShardRef, Text,
+    encode, on_request_event, refusal, unsupported_kind_refusal, CacheOk, Credential, DecodeError,
+    FrameReader, Hello, Inbound, Kind, Message, ReplicaLog, ShardRef, Text,
 };
 
 const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
@@ -113,6 +113,10 @@ impl Core {
 
     /// False when the stream must not be read on now.
     fn on_peer_frame(&mut self, env: &mut Env, conn: ConnId, stream: u8, inbound: Inbound) -> bool {
+        if let Some(why) = unreadable(&inbound) {
+            // Every sender here is sound: a frame was misread, or an unknown kind took others with it.
+            env.judge.fail(41, format!("n{}: {why}", self.at.node));
+        }
         let Some(incoming) = greeting_of(&inbound) else {
             self.close_peer(env, conn);
             return false;
@@ -451,5 +455,19 @@ impl Core {
         }
         let frame: Bytes = encode(answer).expect("an answer of bounded fields encodes");
         env.send(conn, Side::Listener, stream, frame);
+    }
+}
+
+/// What a reader could not make sense of; a kind it does not know is none of that.
+fn unreadable(inbound: &Inbound) -> Option<String> {
+    match inbound {
+        Inbound::Request(_)
+        | Inbound::Refuse {
+            error: DecodeError::UnknownKind { .. },
+            ..
+        } => None,
+        Inbound::Refuse { error, .. } => Some(error.to_string()),
+        Inbound::StrayAnswer { kind } => Some(format!("{kind:?} where requests belong")),
+        Inbound::Close(reason) => Some(reason.to_string()),
     }
 }

@@ -98,6 +98,12 @@ impl Leads {
         self.led.get(&shard)?.machine.mark()
     }
 
+    /// What retention may give up of a led shard's main log; nothing of one that is not led.
+    pub fn may_forget_below(&self, key: LogKey) -> u64 {
+        let led = self.led.get(&key.shard);
+        led.map_or(0, |led| led.machine.may_forget_below(key.log.wire()))
+    }
+
     /// Replicas that are shipped nothing, for the last look.
     pub fn halted(&self, shard: usize) -> Vec<String> {
         self.led.get(&shard).map_or(vec![], |led| {

@@ -167,7 +167,12 @@ impl Core {
         };
         match arrival {
             Arrival::Connected => link.machine.on_connected(epoch, now),
-            Arrival::Bytes { stream, bytes } => link.on_bytes(epoch, now, stream, bytes),
+            Arrival::Bytes { stream, bytes } => {
+                if !link.on_bytes(epoch, now, stream, bytes) {
+                    let seen = format!("n{} cannot read what n{node} answers", self.at.node);
+                    env.judge.fail(41, seen);
+                }
+            }
             Arrival::Closed(cause) => {
                 link.conn = None;
                 self.dialled.remove(&conn);
@@ -183,13 +188,14 @@ impl Core {
 }
 
 impl Link {
+    /// False when something in it cannot be read.
     fn on_bytes(
         &mut self,
         epoch: ConnectionEpoch,
         now: crate::proto::MonoTime,
         stream: u8,
         bytes: Bytes,
-    ) {
+    ) -> bool {
         let reader = self.readers.entry(stream).or_default();
         reader.push(bytes);
         for event in reader.by_ref() {
@@ -197,8 +203,12 @@ impl Link {
                 Some((correlation, answer)) => {
                     self.machine.on_answer(epoch, now, correlation, answer);
                 }
-                None => return self.machine.on_unreadable(epoch, now),
+                None => {
+                    self.machine.on_unreadable(epoch, now);
+                    return false;
+                }
             }
         }
+        true
     }
 }

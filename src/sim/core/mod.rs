@@ -330,6 +330,11 @@ impl Core {
         self.leads.mark(shard)
     }
 
+    /// What retention may give up of a log that this core leads.
+    pub fn may_forget_below(&self, key: LogKey) -> u64 {
+        self.leads.may_forget_below(key)
+    }
+
     /// What a leader does not ship to, for the last look.
     pub fn halted_replicas(&self, shard: usize) -> Vec<String> {
         self.leads.halted(shard)

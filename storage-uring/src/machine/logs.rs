@@ -19,6 +19,13 @@ use crate::name::{LogId, LogKind, LogName};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LogRef(pub(crate) u32);
 
+impl LogRef {
+    /// The log's number on its core: numbers are given out in the order of opening, from 0 on.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// What recovery knows about a log, handed to the core that opens it.
 #[derive(Debug, Clone, Default)]
 pub struct LogSeed {

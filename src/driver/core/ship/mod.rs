@@ -437,7 +437,7 @@ impl Core {
         }
     }
 
-    fn refuse_to_lead(&mut self, shard: &Arc<ShardId>, error: String) {
+    pub(super) fn refuse_to_lead(&mut self, shard: &Arc<ShardId>, error: String) {
         tracing::error!(%shard, error, "this broker may not lead the shard");
         let failure = ShardFailure {
             shard: shard.to_string(),

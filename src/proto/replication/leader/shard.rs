@@ -189,6 +189,19 @@ impl<G: ReportGate> ShardLeader<G> {
         self.mark.get()
     }
 
+    /// Retention may give up records of that log below this offset; `u64::MAX` is no bound.
+    ///
+    /// Of the main log of a `Quorum` shard only what a majority holds: nothing before the first mark of
+    /// a generation. Otherwise records that were never committed would be gone, and followers that lack
+    /// them could not be given a copy without a hole.
+    pub fn may_forget_below(&self, log: ReplicaLog) -> u64 {
+        let is_main = self.logs.first().is_some_and(|main| main.log == log);
+        match is_main && self.spec.is_quorum {
+            true => self.committed.max(self.mark.get().unwrap_or(0)),
+            false => u64::MAX,
+        }
+    }
+
     /// Where this generation begins in the main log.
     pub fn floor(&self) -> u64 {
         self.floor

@@ -190,3 +190,160 @@ fn a_generation_bump_under_the_same_leader_carries_its_records() {
     );
     assert_eq!(lead.leader.floor(), 30);
 }
+
+#[test]
+fn n14_what_the_leaders_disk_undid_is_shipped_to_nobody_and_its_offsets_are_used_again() {
+    let mut lead = Lead::level(10);
+    // Five records were taken and did not fit: storage tells of no new tail.
+    assert_eq!((lead.ask(B), lead.ask(C)), (None, None));
+    assert_eq!(lead.leader.mark(), Some(10));
+    // The next write has the same offsets.
+    lead.append(12);
+    for follower in [B, C] {
+        let asked = lead.ask_main(follower).expect("records");
+        assert_eq!(fetch_from(Some(asked)), 10);
+        let fetched = Fetched::Records {
+            end: Offset(12),
+            bytes: 200,
+        };
+        let leader = &mut lead.leader;
+        assert!(leader.on_fetched(follower, MAIN, asked.id, fetched, lead.now));
+        lead.answer(follower, asked.id, ok(12));
+    }
+    assert_eq!(lead.leader.mark(), Some(12));
+}
+
+/// A catalog that stores reports and promotes only from the one it stores at the write.
+#[derive(Default)]
+struct StoredReports {
+    revision: u64,
+    /// Followers the stored report names.
+    named: Vec<usize>,
+}
+
+/// The leader's way to it; the report in hand is stored when the test says so.
+#[derive(Default)]
+struct ToCatalog {
+    catalog: std::rc::Rc<std::cell::RefCell<StoredReports>>,
+    submitted: std::rc::Rc<Cell<u64>>,
+    named: std::rc::Rc<std::cell::RefCell<Vec<usize>>>,
+}
+
+impl ReportGate for ToCatalog {
+    const COMPARES_LOGS: bool = false;
+
+    fn submit(&mut self, report: &Report<'_>) -> Submitted {
+        *self.named.borrow_mut() = report.caught_up().collect();
+        self.submitted.set(self.submitted.get() + 1);
+        Submitted::Pending(ReportId(self.submitted.get()))
+    }
+
+    fn is_unnamed(&self, follower: usize) -> bool {
+        !self.catalog.borrow().named.contains(&follower)
+    }
+}
+
+impl ToCatalog {
+    /// The transaction of the newest report went through.
+    fn store(&self) -> ReportId {
+        let mut catalog = self.catalog.borrow_mut();
+        catalog.revision += 1;
+        catalog.named = self.named.borrow().clone();
+        ReportId(self.submitted.get())
+    }
+}
+
+impl StoredReports {
+    /// The promotion transaction of a planner that read the report at `revision`.
+    fn promote(&self, revision: u64) -> Option<Vec<usize>> {
+        (self.revision == revision).then(|| self.named.clone())
+    }
+}
+
+#[test]
+fn n17_a_promotion_on_a_report_that_was_replaced_is_refused_and_planned_anew() {
+    let gate = ToCatalog::default();
+    let handle = ToCatalog {
+        catalog: gate.catalog.clone(),
+        submitted: gate.submitted.clone(),
+        named: gate.named.clone(),
+    };
+    let mut leader = ShardLeader::begin(spec(2, true), gate, &[main_log(0, 0, 10)]).unwrap();
+    let slots = Slots { free: Cell::new(1) };
+    let now = MonoTime::ZERO;
+    let answer = |leader: &mut ShardLeader<ToCatalog>, follower, end: u64| {
+        let (_, asked) = leader.next_ask(follower, now, &slots).unwrap();
+        if let Ask::Fetch { .. } = asked.ask {
+            let fetched = Fetched::Records {
+                end: Offset(end),
+                bytes: 1,
+            };
+            assert!(leader.on_fetched(follower, MAIN, asked.id, fetched, now));
+        }
+        leader.on_answer(follower, MAIN, asked.id, ok(end), now, &slots);
+    };
+    answer(&mut leader, B, 10);
+    // R1 names b; a planner reads it.
+    leader.on_report(handle.store(), true);
+    let r1 = handle.catalog.borrow().revision;
+    assert_eq!(handle.catalog.borrow().named, [0]);
+    assert_eq!(leader.mark(), Some(10));
+    // c overtakes b: R2 names c alone, is stored, and 19 is acknowledged.
+    leader.on_log(MAIN, 0, 20);
+    answer(&mut leader, C, 10);
+    answer(&mut leader, C, 20);
+    assert_eq!(leader.mark(), Some(10), "R2 is not stored yet");
+    leader.on_report(handle.store(), true);
+    assert_eq!(leader.mark(), Some(20));
+    let catalog = handle.catalog.borrow();
+    assert_eq!(catalog.promote(r1), None, "the report has moved");
+    assert_eq!(catalog.promote(catalog.revision), Some(vec![1]), "c alone");
+}
+
+#[test]
+fn n19_a_leader_that_slept_through_its_successor_acknowledges_nothing() {
+    // Asleep between the append and its commit; another leads at 4 meanwhile.
+    let mut lead = Lead::level(10);
+    let mut waits = QuorumWaits::default();
+    lead.pass(Duration::from_secs(60));
+    // Its record becomes durable here, and waits for a majority.
+    lead.append(11);
+    waits.push(11, lead.now + Duration::from_secs(5), "the write");
+    let id = lead.send(B, 11);
+    lead.answer(B, id, refused(PeerCode::FencedEpoch));
+    assert_eq!(lead.leader.opening(), OpeningPhase::Fenced);
+    assert!(!lead.leader.is_open(), "nothing more is taken");
+    assert_eq!(lead.count(|event| *event == ShardEvent::Superseded), 1);
+    // Whatever the other one says, it counts at a generation that is over.
+    assert_eq!(lead.ask(C), None);
+    assert_eq!(lead.leader.mark(), Some(10));
+    assert_eq!(waits.pop_released(10), None, "it is never acknowledged");
+}
+
+#[test]
+fn n21_retention_keeps_what_no_majority_holds() {
+    let mut lead = Lead::with(spec(2, true), &[main_log(0, 0, 10)]);
+    assert_eq!(lead.leader.may_forget_below(MAIN), 0, "no mark yet");
+    lead.answer_probe(B, ok(10));
+    lead.answer_probe(C, ok(10));
+    assert_eq!(lead.leader.may_forget_below(MAIN), 10);
+    // Both followers go down; the leader writes on.
+    lead.append(500);
+    assert_eq!(lead.leader.may_forget_below(MAIN), 10);
+    // They return: what they lack is read, not placed over a hole.
+    let id = lead.send(B, 500);
+    lead.answer(B, id, ok(500));
+    assert_eq!(lead.leader.may_forget_below(MAIN), 500);
+    // Retention takes what a majority holds; c, below the new base, may be placed there.
+    lead.leader.on_log(MAIN, 400, 500);
+    let asked = lead.ask_main(C).expect("c is told where the log begins");
+    assert_eq!(asked.ask, Ask::Bootstrap { base: Offset(400) });
+    assert!(lead.leader.mark() >= Some(400), "never above the mark");
+
+    // A new leader deletes nothing before its first mark.
+    let fresh = Lead::with(spec(2, true), &[main_log(50, 100, 120)]);
+    assert_eq!(fresh.leader.may_forget_below(MAIN), 50);
+    // Where a write is acknowledged by its leader alone, retention outranks the copies.
+    let alone = Lead::with(spec(2, false), &[main_log(0, 0, 10)]);
+    assert_eq!(alone.leader.may_forget_below(MAIN), u64::MAX);
+}
