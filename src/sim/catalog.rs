@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use super::log::SimLog;
 use crate::ids::{Namespace, NodeId, ShardId, ShardKind, StreamName, TenantId};
 use crate::wire::internal::{ShardRef, Text};
 
@@ -35,6 +36,14 @@ pub struct Shard {
 impl Shard {
     pub fn is_cache(&self) -> bool {
         self.id.kind == ShardKind::Cache
+    }
+
+    /// The log that acknowledgements are about.
+    pub fn main_log(&self) -> SimLog {
+        match self.id.kind {
+            ShardKind::Stream => SimLog::Stream,
+            ShardKind::Cache => SimLog::Cache,
+        }
     }
 }
 

@@ -35,7 +35,7 @@ impl Plan {
             request_gap_us: *choices.pick(&[2_000, 20_000, 80_000]),
             strikes: rate(choices, 14) as usize,
             strike_gap_us: *choices.pick(&[100_000, 400_000]),
-            moves: choices.below(7) as usize,
+            moves: choices.below(9) as usize,
             stall_per_mille: rate(choices, 8),
             dial_fails_per_mille: rate(choices, 200),
             shed_per_mille: rate(choices, 100),

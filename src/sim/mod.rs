@@ -7,7 +7,7 @@
 //! * [`world`], [`env`], [`queue`], [`random`], [`trace`]: time, chance, what happened.
 //! * [`network`], [`disk`], [`log`], [`catalog`]: what surrounds a broker.
 //! * [`core`]: a broker's core, the machines of [`crate::proto`] behind a thin driver.
-//! * [`workload`], [`faults`], [`operator`]: what is asked, what goes wrong, who is promoted.
+//! * [`workload`], [`faults`], [`operator`], [`moves`]: what is asked, what goes wrong, who leads next.
 //! * [`check`]: the invariants.
 
 pub mod catalog;
@@ -17,6 +17,7 @@ pub mod disk;
 pub mod env;
 pub mod faults;
 pub mod log;
+pub mod moves;
 pub mod network;
 pub mod operator;
 pub mod queue;

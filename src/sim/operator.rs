@@ -4,11 +4,13 @@
 //! promote one whose log can lack nothing that was acknowledged, write the new generation to every
 //! broker, the stopped one first. When no log qualifies, nothing is promoted.
 
+use std::collections::BTreeSet;
+
 use super::core::CoreInput;
-use super::disk::{LogImage, LogKey, SimLog};
+use super::disk::{LogImage, LogKey};
 use super::env::{CoreAt, Event, Fault};
+use super::moves::PlannedMove;
 use super::world::World;
-use crate::ids::ShardKind;
 
 /// What the operator read from one member's disk: the newest generation in its history, and its
 /// tail.
@@ -24,11 +26,15 @@ pub struct Replacement {
 impl World {
     /// One act: a replicated shard gets a new generation, an unreplicated one another broker.
     pub fn operate_once(&mut self) {
-        let shard = self
+        let drawn = self
             .env
             .random
             .schedule
             .index(self.env.catalog.shards.len());
+        // Often one shard again and again: what one leader leaves behind meets the next but one.
+        let is_same = self.env.random.schedule.chance(500);
+        let shard = self.last_moved.filter(|_| is_same).unwrap_or(drawn);
+        self.last_moved = Some(shard);
         if !self.env.catalog.is_replicated(shard) {
             return self.move_a_shard(shard);
         }
@@ -42,6 +48,9 @@ impl World {
             self.env
                 .note(|| format!("shard {shard}: same leader, version {version}"));
             return self.distribute(version);
+        }
+        if self.env.random.schedule.chance(250) {
+            return self.begin_move(shard);
         }
         let old = current.leader;
         match self.env.random.schedule.chance(400) {
@@ -103,18 +112,27 @@ impl World {
     pub fn promote(&mut self, replacement: Replacement) {
         let Replacement { shard, old } = replacement;
         let current = self.env.catalog.current(shard).clone();
-        let seen = self.inspect(shard, old);
+        // While the holders change, those before count, too.
+        let moving = self.moves.get(&shard);
+        let sets = moving.map(|planned| planned.sets(&current.replicas));
+        let sets = sets.unwrap_or_else(|| vec![current.replicas.clone()]);
+        let holders = moving.map_or(current.replicas.clone(), PlannedMove::holders);
+        let seen = self.inspect(shard, old, &sets);
         let promoted = match current.leader == old {
-            true => choose(&seen, current.replicas.len(), self.unsafe_promotion),
+            true => choose(&seen, &sets, self.unsafe_promotion),
             false => None,
         };
         if let Some(leader) = promoted {
+            if let Some(planned) = self.moves.get_mut(&shard) {
+                planned.after_replacement(&current.replicas);
+            }
             self.env.count_fault(Fault::LeaderReplaced);
-            let version = self.env.catalog.assign(shard, leader, current.replicas);
+            let version = self.env.catalog.assign(shard, leader, holders);
             self.env
                 .note(|| format!("shard {shard} to n{leader}, version {version}; saw {seen:?}"));
             // The stopped broker must never start with the assignment it was stopped for.
             self.files[old] = self.files[old].max(version);
+            self.file_floor[old] = self.files[old];
             self.distribute(version);
         } else {
             self.env
@@ -126,15 +144,12 @@ impl World {
     }
 
     /// What the disks say that can be reached.
-    fn inspect(&mut self, shard: usize, old: usize) -> Vec<Seen> {
-        let log = match self.env.catalog.shards[shard].id.kind {
-            ShardKind::Stream => SimLog::Stream,
-            ShardKind::Cache => SimLog::Cache,
-        };
+    fn inspect(&mut self, shard: usize, old: usize, sets: &[Vec<usize>]) -> Vec<Seen> {
+        let log = self.env.catalog.shards[shard].main_log();
         let key = LogKey { shard, log };
-        let replicas = self.env.catalog.current(shard).replicas.clone();
+        let holders: BTreeSet<usize> = sets.iter().flatten().copied().collect();
         let mut seen = Vec::new();
-        for node in replicas {
+        for node in holders {
             let reached_per_mille = if node == old { 150 } else { 850 };
             if !self.env.random.schedule.chance(reached_per_mille) {
                 continue;
@@ -151,13 +166,17 @@ impl World {
 
 /// Who may lead next, if anybody.
 ///
-/// Enough logs must have been seen that every majority meets one of them. The newest generation in
+/// Enough logs must have been seen that every majority of each set meets one of them. The newest generation in
 /// a history alone does not decide: a follower that was still catching up labels what it inherited
 /// with its leader's generation and may be shorter than a log of an older one. So the log must be
 /// the longest seen as well.
-fn choose(seen: &[Seen], members: usize, by_generation_alone: bool) -> Option<usize> {
-    let majority = members / 2 + 1;
-    if seen.len() < members - majority + 1 {
+fn choose(seen: &[Seen], sets: &[Vec<usize>], by_generation_alone: bool) -> Option<usize> {
+    let is_met = |set: &Vec<usize>| {
+        let majority = set.len() / 2 + 1;
+        let met = seen.iter().filter(|(node, _)| set.contains(node)).count();
+        met + majority > set.len()
+    };
+    if !sets.iter().all(is_met) {
         return None;
     }
     let longest = seen.iter().map(|(_, rank)| rank.1).max()?;
@@ -171,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_log_is_promoted_only_when_it_can_lack_nothing() {
-        let choose = |seen: &[Seen]| choose(seen, 3, false);
+        let choose = |seen: &[Seen]| choose(seen, &[vec![0, 1, 2]], false);
         assert_eq!(
             choose(&[(1, (2, 10))]),
             None,
@@ -184,5 +203,14 @@ mod tests {
             None,
             "a newer label on a shorter log proves nothing"
         );
+    }
+
+    #[test]
+    fn a_narrowed_set_is_met_and_its_former_holders_as_well() {
+        let sets = [vec![0, 1], vec![0, 1, 2]];
+        let choose = |seen: &[Seen]| choose(seen, &sets, false);
+        assert_eq!(choose(&[(1, (2, 10))]), None, "0 and 2 may have met");
+        assert_eq!(choose(&[(2, (1, 12)), (1, (2, 12))]), Some(1));
+        assert_eq!(choose(&[(2, (1, 13)), (1, (1, 12))]), Some(2));
     }
 }

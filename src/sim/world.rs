@@ -8,6 +8,7 @@ use super::check::Judge;
 use super::core::{Core, CoreInput};
 use super::disk::Journal;
 use super::env::{CoreAt, Env, Event, Fault, Plan};
+use super::moves::PlannedMove;
 use super::network::{Network, IDLE_TIMEOUT_US};
 use super::queue::Queue;
 use super::random::{Choices, Random};
@@ -35,8 +36,14 @@ pub struct World {
     pub paused: Vec<Option<VecDeque<Event>>>,
     /// The catalog version that lies on each broker's disk.
     pub files: Vec<usize>,
+    /// A leader that was stopped to be replaced never gets a file from before that.
+    pub file_floor: Vec<usize>,
     /// Brokers the operator keeps stopped.
     pub held: Vec<bool>,
+    /// The shard the operator last dealt with.
+    pub last_moved: Option<usize>,
+    /// Shards on their way to another leader.
+    pub moves: BTreeMap<usize, PlannedMove>,
     /// The operator goes by the newest generation alone; a mistake the checkers must notice.
     pub unsafe_promotion: bool,
     last_words: u32,
@@ -87,7 +94,10 @@ impl World {
             nodes: (0..nodes).map(|_| Vec::new()).collect(),
             paused: (0..nodes).map(|_| None).collect(),
             files: vec![0; nodes],
+            file_floor: vec![0; nodes],
             held: vec![false; nodes],
+            last_moved: None,
+            moves: BTreeMap::new(),
             unsafe_promotion: false,
             last_words: 0,
             failed: vec![false; nodes],
@@ -166,6 +176,7 @@ impl World {
             Event::Request => self.make_request(),
             Event::Strike => self.make_strike(),
             Event::Operator => self.operate(),
+            Event::MoveOn { shard } => self.move_on(shard),
             Event::StopLeader(replacement) => self.stop_leader(replacement),
             Event::Promote(replacement) => self.promote(replacement),
             Event::RestartFailed { node, incarnation } => {
@@ -177,6 +188,7 @@ impl World {
             Event::Restart { node } => {
                 if !self.is_up(node) && !self.held[node] {
                     let journals = self.take_journals(node);
+                    self.maybe_put_old_file(node);
                     self.start(node, journals);
                 }
             }
@@ -232,6 +244,22 @@ impl World {
             })
             .collect();
         self.read_file_soon(node, incarnation);
+    }
+
+    /// A broker comes back with the catalog of some time ago, and gets the newest one later.
+    fn maybe_put_old_file(&mut self, node: usize) {
+        if !self.env.may_inject || !self.env.random.faults.chance(60) {
+            return;
+        }
+        self.env.count_fault(Fault::OldFile);
+        let (newest, oldest) = (self.files[node], self.file_floor[node]);
+        self.files[node] = oldest + self.env.random.faults.index(newest - oldest + 1);
+        let after_us = self.env.random.faults.below(3_000_000);
+        let event = Event::FileArrives {
+            node,
+            version: newest,
+        };
+        self.env.queue.push(self.env.now_us + after_us, event);
     }
 
     fn read_file_soon(&mut self, node: usize, incarnation: u32) {

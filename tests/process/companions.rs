@@ -66,7 +66,7 @@ async fn values_and_counters_outlive_their_leader(cores: usize) {
     let mut cache = CacheClient::connect(&brokers, 1).await;
     assert_eq!(
         cache.try_get("k7").await,
-        Err(("not_ready".to_owned(), RetryClass::Retry))
+        Err(("shard_unavailable".to_owned(), RetryClass::Retry))
     );
     cache.put("own", b"1").await;
     for nth in (0..20).filter(|nth| *nth != 3) {

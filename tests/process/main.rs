@@ -11,6 +11,7 @@ mod companions;
 mod dead_peer;
 mod dialler_matrix;
 mod fairness;
+mod fault_run;
 mod full_disk;
 mod groups;
 mod handshake_matrix;

@@ -1,12 +1,13 @@
 //! Replicated streams and caches of real brokers: their copies byte by byte, their leaders' view of them,
 //! and what an operator writes into the catalog.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use felix_uring::cluster::{ShardedSpec, NAMESPACE, TENANT};
 use felix_uring::wire::client::messages::StartAt;
-use storage_uring::offline::Reader;
+use storage_uring::offline::{OfflineLog, Reader};
 use storage_uring::{LogKind, LogName};
 
 use super::brokers::Brokers;
@@ -29,6 +30,16 @@ impl Log {
             kind,
             name,
             shard: 0,
+        }
+    }
+
+    fn full_name(self) -> LogName {
+        LogName {
+            kind: self.kind,
+            tenant: TENANT.into(),
+            namespace: NAMESPACE.into(),
+            name: self.name.into(),
+            shard: self.shard,
         }
     }
 }
@@ -74,14 +85,7 @@ pub async fn client(brokers: &Brokers, node: usize) -> (Client, Stream) {
 pub fn copy_of(brokers: &Brokers, node: usize, log: Log) -> Option<Copy> {
     let dir = brokers.cluster.node(node).data_dir();
     let mut reader = Reader::open(dir, 2).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
-    let name = LogName {
-        kind: log.kind,
-        tenant: TENANT.into(),
-        namespace: NAMESPACE.into(),
-        name: log.name.into(),
-        shard: log.shard,
-    };
-    let found = reader.log(&name)?;
+    let found = reader.log(&log.full_name())?;
     let (base, tail, id) = (found.base, found.tail, found.id);
     let history = found.history.iter();
     let history = history
@@ -254,4 +258,46 @@ pub async fn read_all(
         seen.extend(events.take(1).await);
     }
     seen
+}
+
+/// The leaderships in a log's history, oldest first, as they are on the disk of a broker that may run.
+#[derive(Debug)]
+pub struct History(Vec<u64>);
+
+impl History {
+    /// History and tail of a node's copy.
+    pub fn of(brokers: &Brokers, node: usize, log: Log) -> (Self, u64) {
+        let (_, found) = open_copy(brokers, node, log);
+        let generations = found.history.iter().map(|entry| entry.generation);
+        (Self(generations.collect()), found.tail)
+    }
+
+    /// The newest generation.
+    pub fn newest(&self) -> Option<u64> {
+        self.0.last().copied()
+    }
+
+    /// A node's records from an offset on; its broker may run.
+    pub fn records(brokers: &Brokers, node: usize, log: Log, from: u64) -> BTreeMap<u64, Bytes> {
+        let (mut reader, found) = open_copy(brokers, node, log);
+        let mut next = from.max(found.base);
+        let mut records = BTreeMap::new();
+        while next < found.tail {
+            let batch = reader.read(found.id, next, 1 << 20).expect("readable");
+            for (offset, record) in (batch.first_offset..).zip(&batch.records) {
+                records.insert(offset, Bytes::copy_from_slice(record));
+            }
+            next = batch.next_offset;
+        }
+        records
+    }
+}
+
+/// A copy that must be there.
+fn open_copy(brokers: &Brokers, node: usize, log: Log) -> (Reader, OfflineLog) {
+    let dir = brokers.cluster.node(node).data_dir();
+    let reader = Reader::open(dir, 2).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
+    let found = reader.log(&log.full_name());
+    let found = found.unwrap_or_else(|| panic!("node {node} has no copy of {log:?}"));
+    (reader, found)
 }

@@ -241,6 +241,7 @@ impl Core {
                 leader: leader.as_str(),
             },
             DiskWork::Truncate { tail, .. } => ControlEvent::Truncate(*tail),
+            DiskWork::RaiseBase { base, .. } => ControlEvent::Base(*base),
             DiskWork::Place { base, .. } => ControlEvent::Place(*base),
         };
         let token = self.appends.insert(AppendWaiter::Follower { copy, ticket });
@@ -388,10 +389,10 @@ impl Core {
                 tracing::info!(log = %key, base, "an empty copy starts where its leader's log starts");
             }
             FollowerNote::Rebuilt { base, records: 0 } => {
-                tracing::info!(log = %key, base, "the leader places the empty copy anew");
+                tracing::info!(log = %key, base, "the copy is compared with its leader's log anew; what differs is replaced");
             }
             FollowerNote::Rebuilt { base, records } => {
-                tracing::warn!(log = %key, base, records, "the leader had the copy discarded");
+                tracing::warn!(log = %key, base, records, "the leader no longer has what this copy begins with; the rest is compared anew");
             }
             FollowerNote::Poisoned => {
                 tracing::error!(log = %key, "a write or sync failed; the copy takes nothing more until the next start");
@@ -471,7 +472,9 @@ fn count_note(metrics: &CoreMetrics, note: FollowerNote) {
     }
 }
 
-/// What storage says, as the machines take it. A history that is out of order is no history.
+/// What storage knows of a log, in the words of the machines. A history that is out of order, or names a
+/// leader that no node can be called, was never written by this program and is no history: that costs
+/// repair, never safety.
 pub(super) fn log_state(view: &storage_uring::LogView) -> LogState {
     let entries = view.history.iter().map(|entry| {
         Some(HistoryEntry {

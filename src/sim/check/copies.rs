@@ -17,6 +17,11 @@ impl Judge {
         change: &Change,
         journal: &Journal,
     ) {
+        if matches!(change, Change::Accept { generation } if *generation <= journal.seen(key).accepted())
+        {
+            // Known already: asked for to learn when everything before it is durable.
+            return;
+        }
         let answered_at = self.replication.answered_at.get(&(node, key)).copied();
         if answered_at.is_some_and(|at| at > generation) {
             let seen =
@@ -31,7 +36,10 @@ impl Judge {
         }
         let image = journal.seen(key);
         match change {
-            Change::Truncate { to } => self.check_truncation(node, key, (generation, *to), journal),
+            Change::Truncate { to } => {
+                let by = (generation, is_rebuild);
+                self.check_truncation(node, key, by, *to, journal);
+            }
             Change::Place { base } => {
                 if image.tail() > image.base() && !is_rebuild {
                     self.fail(
@@ -39,7 +47,9 @@ impl Judge {
                         format!("n{node} {key:?}: a bootstrap at {base} removes records"),
                     );
                 }
-                self.forget_copy(node, key);
+                if (image.base(), image.tail()) != (*base, *base) {
+                    self.forget_copy(node, key);
+                }
             }
             Change::Append { .. }
             | Change::Accept { .. }
@@ -52,7 +62,8 @@ impl Judge {
         &mut self,
         node: usize,
         key: LogKey,
-        (generation, to): (u64, u64),
+        (generation, is_rebuild): (u64, bool),
+        to: u64,
         journal: &Journal,
     ) {
         let image = journal.seen(key);
@@ -67,7 +78,8 @@ impl Judge {
             let seen = format!("n{node} cuts {key:?} to {to}: {offset} is committed");
             self.fail(3, seen);
         }
-        if let Some(image) = journal.seen(key).image() {
+        let image = journal.seen(key).image();
+        if let Some(image) = image.filter(|_| !is_rebuild) {
             let keep = to.saturating_sub(image.base) as usize;
             let newer = image.generations[keep..].iter().find(|g| **g >= generation);
             if let Some(newer) = newer {
@@ -107,7 +119,7 @@ impl Judge {
         catalog: &SimCatalog,
         node: usize,
         key: LogKey,
-        (generation, is_damaged): (u64, bool),
+        (generation, is_damaged, is_rebuild): (u64, bool, bool),
         answer: ReplicateAnswer,
         journal: &Journal,
     ) {
@@ -143,6 +155,11 @@ impl Judge {
         let synced = journal.durable_tail(key);
         if durable_offset > synced {
             let seen = format!("n{node} {key:?} answers {durable_offset}, synced {synced}");
+            self.fail(16, seen);
+        }
+        let base = on_disk.map_or(0, |image| image.base);
+        if durable_offset < base && !is_rebuild {
+            let seen = format!("n{node} {key:?} answers {durable_offset} and begins at {base}");
             self.fail(16, seen);
         }
         self.equals_leader(node, key, (generation, durable_offset), on_disk);

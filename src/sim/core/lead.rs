@@ -14,6 +14,7 @@ use crate::proto::replication::leader::{
     FollowerIdx, HaltReason, LogStart, MajorityAlone, QuorumWaits, RebuildSlots, ShardEvent,
     ShardLeader, ShardSpec, ShipLimits,
 };
+use crate::proto::MonoTime;
 use crate::sim::catalog::Acknowledge;
 use crate::sim::disk::{Change, Done, LogKey, SimLog};
 use crate::sim::env::Env;
@@ -111,9 +112,12 @@ impl Leads {
         })
     }
 
-    pub fn next_deadline(&self) -> Option<crate::proto::MonoTime> {
+    pub fn next_deadline(&self, now: MonoTime) -> Option<MonoTime> {
         let machines = self.led.values().filter(|led| !led.is_superseded);
-        let machines = machines.filter_map(|led| led.machine.next_deadline());
+        // What is due already waits for something else than time.
+        let machines = machines
+            .filter_map(|led| led.machine.next_deadline())
+            .filter(|deadline| *deadline > now);
         let waits = self.waits.values().filter_map(QuorumWaits::next_deadline);
         machines.chain(waits).min()
     }

@@ -110,6 +110,7 @@ impl Core {
         (token, stream): (u64, StreamSlot),
         correlation: CorrelationId,
     ) {
+        let contradiction = self.contradiction(env, token);
         let Some(frame) = self.transmit_ship(env, token, correlation, node) else {
             // Its generation is over: it does not leave any more.
             let now = self.now(env);
@@ -127,6 +128,10 @@ impl Core {
             let mut again = frame.to_vec();
             again[12..20].copy_from_slice(&(u64::MAX - 1).to_be_bytes());
             self.write_to_link(env, node, stream, Bytes::from(again));
+        }
+        if let Some(frame) = contradiction {
+            env.count_fault(Fault::Contradiction);
+            self.write_to_link(env, node, stream, frame);
         }
     }
 

@@ -224,7 +224,7 @@ impl Core {
             .links
             .values()
             .filter_map(|l| l.machine.next_deadline());
-        let leads = self.leads.next_deadline();
+        let leads = self.leads.next_deadline(self.now(env));
         let greetings = self
             .accepted
             .values()
@@ -328,6 +328,11 @@ impl Core {
     /// How far a majority is known to hold a shard this core leads.
     pub fn mark(&self, shard: usize) -> Option<u64> {
         self.leads.mark(shard)
+    }
+
+    /// Whether this core takes writes of a replicated shard at that generation.
+    pub fn leads_openly(&self, shard: usize, generation: u64) -> bool {
+        self.leads.is_open(shard, generation)
     }
 
     /// What retention may give up of a log that this core leads.

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use super::{Core, CoreInput};
 use crate::catalog::Consistency;
 use crate::ids::{Generation, NodeId};
+use crate::proto::outcome::PeerCode;
 use crate::proto::replication::follower::{DiskError, DiskWork, FollowerRequest, StoredReadError};
 use crate::proto::replication::{
     FollowerAction, FollowerLog, History, HistoryEntry, LogState, ReplicaView, ReplicateAnswer,
@@ -15,7 +16,7 @@ use crate::proto::replication::{
 };
 use crate::sim::catalog::Acknowledge;
 use crate::sim::disk::{Change, Done, LogKey, Refusal, SimLog};
-use crate::sim::env::Env;
+use crate::sim::env::{Env, Fault};
 
 /// Where the answer to a replicate message goes.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +33,8 @@ struct Held {
     generation: u64,
     is_rebuild: bool,
     is_damaged: bool,
+    /// It carries records.
+    is_batch: bool,
 }
 
 /// The copies of one core.
@@ -172,6 +175,7 @@ impl Core {
             reply,
             generation: request.generation.0,
             is_rebuild: matches!(request.body, ReplicateBody::Rebuild { .. }),
+            is_batch: matches!(&request.body, ReplicateBody::Records { payloads, .. } if !payloads.is_empty()),
             is_damaged,
         };
         let token = self.token();
@@ -254,10 +258,20 @@ impl Core {
             &env.catalog,
             self.at.node,
             key,
-            (held.generation, held.is_damaged),
+            (held.generation, held.is_damaged, held.is_rebuild),
             answer,
             &self.journal,
         );
+        let answer = match answer {
+            ReplicateAnswer::Ok { .. }
+                if held.is_batch && env.may_inject && env.random.faults.chance(3) =>
+            {
+                // A follower that is not sound: its leader has to go on without it.
+                env.count_fault(Fault::FalseConflict);
+                ReplicateAnswer::refused(PeerCode::LogConflict, "for no reason")
+            }
+            answer => answer,
+        };
         self.answer_replicate_to(env, held.reply, answer);
     }
 
@@ -285,15 +299,23 @@ impl Core {
     }
 
     fn do_disk_work(&mut self, env: &mut Env, key: LogKey, ticket: u64, work: DiskWork) {
+        let gives_up = matches!(
+            work,
+            DiskWork::Truncate {
+                is_rebuild: true,
+                ..
+            }
+        );
         let (generation, change) = match self.change_of(env, key, work) {
             Ok(change) => change,
             Err(error) => return self.end_disk_work(key, ticket, Err(error)),
         };
-        let is_rebuild = self
-            .replicas
-            .held
-            .values()
-            .any(|(of, held)| *of == key && held.is_rebuild);
+        let is_rebuild = gives_up
+            || self
+                .replicas
+                .held
+                .values()
+                .any(|(of, held)| *of == key && held.is_rebuild);
         env.judge.on_follower_change(
             &env.catalog,
             self.at.node,
@@ -310,7 +332,7 @@ impl Core {
                 let error = match refusal {
                     Refusal::Failed => DiskError::Failed,
                     Refusal::DiskFull => {
-                        env.count_fault(crate::sim::env::Fault::FullDisk);
+                        env.count_fault(Fault::FullDisk);
                         DiskError::Full
                     }
                 };
@@ -352,9 +374,10 @@ impl Core {
                 };
                 (generation.0, change)
             }
-            DiskWork::Truncate { generation, tail } => {
-                (generation.0, Change::Truncate { to: tail })
-            }
+            DiskWork::Truncate {
+                generation, tail, ..
+            } => (generation.0, Change::Truncate { to: tail }),
+            DiskWork::RaiseBase { generation, base } => (generation.0, Change::RaiseBase { base }),
             DiskWork::Place { generation, base } => (generation.0, Change::Place { base }),
         };
         Ok(change)

@@ -10,6 +10,7 @@ use crate::proto::correlation::Family;
 use crate::proto::outcome::{ForwardKind, SendResult};
 use crate::proto::peer::{Request, StreamSlot};
 use crate::proto::replication::leader::{Answered, Ask, AskId, Asked, Fetched, FollowerIdx};
+use crate::proto::replication::types::is_main;
 use crate::proto::replication::ReplicateBody;
 use crate::sim::disk::{LogKey, SimLog};
 use crate::sim::env::{Env, Fault};
@@ -239,6 +240,38 @@ impl Core {
             }),
         };
         encode(&message).ok()
+    }
+
+    /// A batch in which this leader contradicts what it wrote at its own generation and the follower has
+    /// said it holds: the copy must stay as it is.
+    pub(super) fn contradiction(&self, env: &mut Env, token: u64) -> Option<Bytes> {
+        if !env.may_inject || !env.random.faults.chance(15) {
+            return None;
+        }
+        let ship = self.leads.ships.get(&token)?;
+        let led = self.leads.led.get(&ship.shard)?;
+        let held = led.machine.cursor(ship.follower, ship.log)?.counted()?;
+        let is_own = is_main(ship.log) && held > led.machine.floor();
+        let is_current = led.generation == ship.generation && !led.is_superseded;
+        let at = held.checked_sub(1).filter(|_| is_own && is_current)?;
+        let key = LogKey {
+            shard: ship.shard,
+            log: SimLog::of(ship.log),
+        };
+        let record = self.journal.seen(key).record(at)?;
+        let mut other = record.to_vec();
+        other.push(b'?');
+        let payloads = Payloads::from_slices([&other]).ok()?;
+        encode(&Message::Records(Records {
+            // Nobody waits for the answer.
+            correlation: CorrelationId(u64::MAX - 2),
+            log: ship.log,
+            shard: env.catalog.shard_ref(ship.shard, ship.generation),
+            first_offset: Offset(at),
+            checksum: payloads.batch_checksum(),
+            payloads,
+        }))
+        .ok()
     }
 
     /// What a replicate message came to.

@@ -6,10 +6,8 @@
 //! writes do not delay them. While there is no connection nothing is asked or read: the lane dials
 //! on the link's own schedule, with one timer, however many shards stand in it.
 //!
-//! Bounds: requests and bytes on their way ([`SHIP_LANE_REQUESTS`], [`SHIP_LANE_BYTES`]) and reads
-//! from the disk ([`SHIP_LANE_DISK_READS`]) of a lane; past them shards wait in line.
+//! The bounds are those of its [`Line`]; past them shards wait.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,23 +19,22 @@ use super::super::message::ReadResult;
 use super::super::reads::ReadWaiter;
 use super::super::timers::Timer;
 use super::super::Core;
+use super::batch::Batch;
+use super::line::Line;
 use super::LedIdx;
 use crate::ids::{CorrelationId, NodeId, Offset};
-use crate::limits::{SHIP_LANE_BYTES, SHIP_LANE_DISK_READS, SHIP_LANE_REQUESTS};
 use crate::metrics::ShipOutcome;
 use crate::proto::convert::PeerReply;
 use crate::proto::correlation::Family;
-use crate::proto::outcome::{ForwardKind, PeerCode, SendResult};
+use crate::proto::outcome::{ForwardKind, NotSentCause, PeerCode, SendResult};
 use crate::proto::peer::{LinkPhase, Request, StreamSlot, REPLICATION_SLOT};
 use crate::proto::replication::leader::{Answered, Ask, AskId, Asked, Fetched, FollowerIdx};
 use crate::wire::internal::{
-    encode, records_parts, Bootstrap, EncodeError, Message, Payloads, Rebuild, Records, ReplicaLog,
+    encode, records_parts, Bootstrap, EncodeError, Message, Rebuild, Records, ReplicaLog,
 };
 
 /// How long a lane leaves a link alone that is being closed.
 const DRAINING_RETRY: Duration = Duration::from_millis(200);
-/// Batches kept for the next follower of the same log.
-const RECENT_BATCHES: usize = 4;
 /// The fixed part of a request, and more than its names usually take.
 const FRAME_HEAD_BYTES: usize = 256;
 
@@ -48,21 +45,10 @@ pub(in crate::driver::core) struct ShipToken(pub u64);
 /// The way to one broker.
 #[derive(Default)]
 pub(super) struct Lane {
-    /// Shards that have something for this broker, each once.
-    ready: VecDeque<(LedIdx, FollowerIdx)>,
-    requests: usize,
-    bytes: u64,
-    disk_reads: usize,
-    /// Fetches that wait for a disk read to end.
-    waiting_reads: VecDeque<u64>,
+    /// Shards that have something for this broker, and what is on its way.
+    line: Line<(LedIdx, FollowerIdx)>,
     is_dirty: bool,
     has_timer: bool,
-}
-
-impl Lane {
-    fn has_room(&self) -> bool {
-        self.requests < SHIP_LANE_REQUESTS && self.bytes < SHIP_LANE_BYTES
-    }
 }
 
 /// Whom a request or a read is for.
@@ -98,50 +84,6 @@ pub(super) struct ShipRead {
     max_records: usize,
 }
 
-/// Records in the form in which they travel.
-#[derive(Clone)]
-pub(super) struct Batch {
-    payloads: Payloads,
-    checksum: u64,
-}
-
-impl Batch {
-    fn of(records: &[Bytes]) -> Result<Self, EncodeError> {
-        let payloads = Payloads::from_slices(records)?;
-        let checksum = payloads.batch_checksum();
-        Ok(Self { payloads, checksum })
-    }
-}
-
-/// The newest batches of a core: the followers of a log take the same records one after the
-/// other, which are then copied and checksummed once.
-#[derive(Default)]
-pub(super) struct RecentBatches {
-    kept: VecDeque<(LogRef, u64, Batch)>,
-}
-
-impl RecentBatches {
-    fn get(&self, log: LogRef, first: u64) -> Option<Batch> {
-        let found = self
-            .kept
-            .iter()
-            .find(|(of, at, _)| (*of, *at) == (log, first));
-        found.map(|(_, _, batch)| batch.clone())
-    }
-
-    fn keep(&mut self, log: LogRef, first: u64, batch: &Batch) {
-        if self.kept.len() >= RECENT_BATCHES {
-            self.kept.pop_front();
-        }
-        self.kept.push_back((log, first, batch.clone()));
-    }
-
-    /// A log was cut or placed anew: what its offsets named may have changed.
-    pub fn forget(&mut self, log: LogRef) {
-        self.kept.retain(|(of, _, _)| *of != log);
-    }
-}
-
 impl Core {
     /// Puts a shard in line at every follower it has something for.
     pub(super) fn queue_wants(&mut self, at: LedIdx) {
@@ -159,15 +101,14 @@ impl Core {
         };
         for (place, node) in led.followers.iter().enumerate() {
             let follower = FollowerIdx(place as u16);
-            if led.queued[place] || !machine.wants(follower, now) {
-                continue;
-            }
-            led.queued[place] = true;
             let lane = match self.shipping.lanes.get_mut(node) {
                 Some(lane) => lane,
                 None => self.shipping.lanes.entry(node.clone()).or_default(),
             };
-            lane.ready.push_back((at, follower));
+            if lane.line.stands((at, follower)) || !machine.wants(follower, now) {
+                continue;
+            }
+            lane.line.stand((at, follower));
             if !std::mem::replace(&mut lane.is_dirty, true) {
                 self.shipping.dirty_lanes.push(node.clone());
             }
@@ -206,18 +147,14 @@ impl Core {
             return;
         };
         lane.is_dirty = false;
-        if lane.ready.is_empty() || !self.lane_link_is_up(node) {
+        if !lane.line.has_work() || !self.lane_link_is_up(node) {
             return;
         }
+        self.start_lane_reads(node);
         let rebuilds = Arc::clone(&self.settings.rebuilds);
         loop {
-            let Some(lane) = self.shipping.lanes.get_mut(node) else {
-                return;
-            };
-            if !lane.has_room() {
-                return;
-            }
-            let Some((at, follower)) = lane.ready.pop_front() else {
+            let lane = self.shipping.lanes.get_mut(node);
+            let Some((at, follower)) = lane.and_then(|lane| lane.line.next()) else {
                 return;
             };
             let now = self.mono;
@@ -235,7 +172,6 @@ impl Core {
                 .as_mut()
                 .and_then(|machine| machine.next_ask(follower, now, &*rebuilds));
             let Some((log, asked)) = asked else {
-                led.queued[place] = false;
                 self.arm_ship_timer(at);
                 continue;
             };
@@ -250,7 +186,7 @@ impl Core {
             self.carry_out(place, asked);
             // Behind the others: it may have more.
             if let Some(lane) = self.shipping.lanes.get_mut(node) {
-                lane.ready.push_back((at, follower));
+                lane.line.stand((at, follower));
             }
         }
     }
@@ -295,10 +231,7 @@ impl Core {
             } => return self.fetch(place, from.0, max_bytes as usize, max_records as usize),
             Ask::Probe { at } => ShipBody::Records {
                 first: at.0,
-                batch: Batch {
-                    payloads: Payloads::empty(),
-                    checksum: 0,
-                },
+                batch: Batch::empty(),
             },
             Ask::Bootstrap { base } => ShipBody::Bootstrap { base },
             Ask::Rebuild { base } => ShipBody::Rebuild { base },
@@ -314,6 +247,8 @@ impl Core {
                 .copied()
         });
         let Some((_, log)) = log else {
+            self.metrics.internal_faults.inc();
+            self.fetch_ended(place, Fetched::Failed);
             return;
         };
         if let Some(batch) = self.shipping.batches.get(log, from) {
@@ -332,36 +267,43 @@ impl Core {
             max_records,
         });
         if let Some(lane) = self.shipping.lanes.get_mut(&node) {
-            lane.waiting_reads.push_back(token);
+            lane.line.wait_to_read(token);
         }
         self.start_lane_reads(&node);
     }
 
     fn start_lane_reads(&mut self, node: &NodeId) {
-        loop {
-            let Some(lane) = self.shipping.lanes.get_mut(node) else {
-                return;
-            };
-            if lane.disk_reads >= SHIP_LANE_DISK_READS {
-                return;
+        while let Some(token) = self
+            .shipping
+            .lanes
+            .get_mut(node)
+            .and_then(|lane| lane.line.next_read())
+        {
+            if !self.start_lane_read(token) {
+                self.lane_read_ended(node);
             }
-            let Some(token) = lane.waiting_reads.pop_front() else {
-                return;
-            };
-            let Some(read) = self.shipping.reads.get_mut(token) else {
-                continue;
-            };
-            let (log, from, max_bytes, at) = (read.log, read.from, read.max_bytes, read.place.at);
-            let Some(led) = self.shipping.get(at) else {
-                self.shipping.reads.remove(token);
-                continue;
-            };
-            let shard = Arc::clone(&led.shard);
-            if let Some(lane) = self.shipping.lanes.get_mut(node) {
-                lane.disk_reads += 1;
-            }
-            self.metrics.ship_disk_reads.inc();
-            self.read_disk(&shard, log, from, max_bytes, ReadWaiter::Ship { token });
+        }
+    }
+
+    /// False when nobody wants it any more.
+    fn start_lane_read(&mut self, token: u64) -> bool {
+        let Some(read) = self.shipping.reads.get_mut(token) else {
+            return false;
+        };
+        let (log, from, max_bytes, at) = (read.log, read.from, read.max_bytes, read.place.at);
+        let Some(led) = self.shipping.get(at) else {
+            self.shipping.reads.remove(token);
+            return false;
+        };
+        let shard = Arc::clone(&led.shard);
+        self.metrics.ship_disk_reads.inc();
+        self.read_disk(&shard, log, from, max_bytes, ReadWaiter::Ship { token });
+        true
+    }
+
+    fn lane_read_ended(&mut self, node: &NodeId) {
+        if let Some(lane) = self.shipping.lanes.get_mut(node) {
+            lane.line.read_ended();
         }
     }
 
@@ -377,9 +319,7 @@ impl Core {
             ..
         } = read;
         let node = place.node.clone();
-        if let Some(lane) = self.shipping.lanes.get_mut(&node) {
-            lane.disk_reads -= 1;
-        }
+        self.lane_read_ended(&node);
         match result {
             ReadResult::Records {
                 first_offset,
@@ -400,7 +340,6 @@ impl Core {
                 self.fetch_ended(place, Fetched::Failed);
             }
         }
-        self.start_lane_reads(&node);
         self.dirty_lane(&node);
     }
 
@@ -465,24 +404,24 @@ impl Core {
             body,
         });
         if let Some(lane) = self.shipping.lanes.get_mut(&node) {
-            lane.requests += 1;
-            lane.bytes += bytes as u64;
+            lane.line.sent(bytes as u64);
         }
         let now = self.mono;
-        if let Some(machine) = self.link_machine(&node) {
-            machine.request(
-                now,
-                Request {
-                    token: LinkToken::Ship(ShipToken(token)),
-                    family,
-                    kind: ForwardKind::Authorized,
-                    bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
-                    pin: Some(REPLICATION_SLOT),
-                },
-            );
-            // At once: what is asked next must be written behind it.
-            self.run_link(&node);
-        }
+        let Some(machine) = self.link_machine(&node) else {
+            // The broker left the catalog while a read was under way.
+            let never = SendResult::NotSent(NotSentCause::UnknownPeer);
+            return self.on_ship_result(ShipToken(token), never);
+        };
+        let request = Request {
+            token: LinkToken::Ship(ShipToken(token)),
+            family,
+            kind: ForwardKind::Authorized,
+            bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
+            pin: Some(REPLICATION_SLOT),
+        };
+        machine.request(now, request);
+        // At once: what is asked next must be written behind it.
+        self.run_link(&node);
     }
 
     /// Writes a request; one of a machine that is gone is not sent any more (INV-8).
@@ -556,8 +495,7 @@ impl Core {
             return;
         };
         if let Some(lane) = self.shipping.lanes.get_mut(&place.node) {
-            lane.requests -= 1;
-            lane.bytes -= bytes;
+            lane.line.ended(bytes);
         }
         self.dirty_lane(&place.node);
         self.metrics.ship_batches.inc(outcome_label(&result));

@@ -20,7 +20,9 @@
 //! * INV-8: what is sent under a generation is sent only while the machine of that generation
 //!   lives and is not superseded.
 
+mod batch;
 mod lane;
+mod line;
 mod show;
 mod wait;
 
@@ -38,16 +40,16 @@ use crate::proto::replication::leader::{
     ShardLeader, ShardSpec,
 };
 use crate::proto::replication::types::logs_of;
-use crate::proto::replication::{History, HistoryEntry, LogState};
 use crate::proto::MonoTime;
 use crate::wire::internal::{ReplicaLog, ShardRef, Text};
 
 use super::append::{log_name, AppendWaiter};
-use super::follower::log_kind;
+use super::follower::{log_kind, log_state};
 use super::slots::Slots;
 use super::timers::Timer;
 use super::Core;
-use lane::{Lane, RecentBatches, ShipAsk, ShipRead};
+use batch::RecentBatches;
+use lane::{Lane, ShipAsk, ShipRead};
 use wait::QuorumWaiter;
 
 pub(super) use lane::ShipToken;
@@ -98,8 +100,6 @@ struct LedShard {
     logs: Vec<(ReplicaLog, LogRef)>,
     /// `None` while writes of an earlier role are still on their way to the disk.
     machine: Option<ShardLeader<MajorityAlone>>,
-    /// Which followers stand in their lane already.
-    queued: Vec<bool>,
     waits: QuorumWaits<QuorumWaiter>,
     /// The highest mark readers have been shown; outlives a generation under this leader.
     shown: Option<u64>,
@@ -268,7 +268,6 @@ impl Core {
             epoch: 0,
             generation: assigned.generation,
             is_quorum: assigned.is_quorum,
-            queued: vec![false; assigned.followers.len()],
             followers: assigned.followers,
             shard_ref,
             logs: logs.clone(),
@@ -306,7 +305,6 @@ impl Core {
         led.generation = assigned.generation;
         led.shard_ref.generation = assigned.generation;
         led.is_quorum = assigned.is_quorum;
-        led.queued = vec![false; assigned.followers.len()];
         led.followers = assigned.followers;
         if let Some(machine) = led.machine.take() {
             machine.retire(&*self.settings.rebuilds);
@@ -605,24 +603,4 @@ fn shard_ref(shard: &ShardId, generation: Generation) -> Option<ShardRef> {
         shard: shard.shard,
         generation,
     })
-}
-
-/// What storage knows of a log, in the words of the machines. An entry whose leader is not a node
-/// name was never written by this program and counts as no entry: it costs repair, never safety.
-pub(super) fn log_state(view: &storage_uring::LogView) -> LogState {
-    let entries = view.history.iter().map_while(|entry| {
-        Some(HistoryEntry {
-            generation: Generation(entry.generation),
-            start: entry.start,
-            leader: NodeId::new(&entry.leader).ok()?,
-        })
-    });
-    LogState {
-        base: view.base,
-        tail: view.tail,
-        durable_tail: view.durable_tail,
-        accepted: Generation(view.accepted),
-        commit: view.commit,
-        history: History::from_entries(entries.collect()).unwrap_or_default(),
-    }
 }

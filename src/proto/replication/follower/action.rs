@@ -101,6 +101,15 @@ pub enum DiskWork {
         generation: Generation,
         /// The new tail.
         tail: u64,
+        /// That leader had the copy given up, so that anything may go.
+        is_rebuild: bool,
+    },
+    /// Give up the records below `base`, which is at most the tail.
+    RaiseBase {
+        /// The generation whose leader asks.
+        generation: Generation,
+        /// The new base.
+        base: u64,
     },
     /// Drop every record and the history, and start at `base`. The accepted generation stays.
     Place {
@@ -170,11 +179,11 @@ pub enum FollowerNote {
         /// Its base.
         base: u64,
     },
-    /// The copy was discarded.
+    /// The copy was given up: what is kept of it is compared with the leader's log from `base` on.
     Rebuilt {
-        /// The new base.
+        /// Where the comparison begins.
         base: u64,
-        /// How many records went.
+        /// How many records went at once.
         records: u64,
     },
     /// A sync failed: nothing more is stored until the process restarts.

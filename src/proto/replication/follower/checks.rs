@@ -90,6 +90,7 @@ impl FollowerLog {
             mark,
             connection: Some(connection),
         });
+        self.given_up = None;
     }
 
     /// The mark of the generation before stands when the same process has led ever since the newest records

@@ -25,6 +25,10 @@ impl FollowerLog {
                 at.tail = *tail;
                 at.durable_tail = at.durable_tail.min(*tail);
             }
+            DiskWork::RaiseBase { base, .. } => {
+                at.history.raise_base(*base);
+                at.base = *base;
+            }
             DiskWork::Place { base, .. } => {
                 at.history.clear();
                 (at.base, at.tail, at.durable_tail) = (*base, *base, *base);

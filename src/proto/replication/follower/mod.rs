@@ -16,7 +16,8 @@
 //! * I17: records are stored at the offset the leader named, or not at all.
 //! * I19, I20: only records of an older generation are dropped, from its start on at most, and never one
 //!   that this generation's leader agreed with.
-//! * I21: only a rebuild discards a log.
+//! * I21: only a rebuild gives a log up, and what it holds stays until the leader's own bytes replace it: a
+//!   leader that is lost meanwhile has cost no copy of anything.
 
 mod action;
 mod checks;
@@ -111,8 +112,8 @@ enum Change {
     Bootstrap { base: u64 },
     /// Discard and place.
     Rebuild { base: u64 },
-    /// Discard only what no majority is known to hold.
-    KeepCommitted { base: u64 },
+    /// Compare everything from here on anew, and let go of what differs.
+    GiveUp { base: u64 },
 }
 
 /// Disk work started and not reported yet.
@@ -159,6 +160,8 @@ pub struct FollowerLog {
     /// The log with all started work applied; `durable_tail` alone lags behind it.
     at: LogState,
     matched: Option<Matched>,
+    /// The generation whose leader had the copy given up.
+    given_up: Option<Generation>,
     /// The generation whose leader disagreed with a record a majority holds.
     below_commit: Option<Generation>,
     waiting: VecDeque<FollowerRequest>,
@@ -182,6 +185,7 @@ impl FollowerLog {
             health: LogHealth::Opening,
             at: LogState::default(),
             matched: None,
+            given_up: None,
             below_commit: None,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
@@ -236,7 +240,7 @@ impl FollowerLog {
     /// What storage holds: at opening, and in answer to [`FollowerAction::ReportState`].
     pub fn on_state(&mut self, state: LogState) {
         self.at = state;
-        self.matched = None;
+        (self.matched, self.given_up) = (None, None);
         self.resync = None;
         if self.health == LogHealth::Opening {
             self.health = LogHealth::Open;
@@ -386,6 +390,7 @@ impl FollowerLog {
             match_mark: self.matched.as_ref().and_then(|matched| matched.mark),
             newest: self.at.history.newest(self.at.tail),
             commit: self.at.commit,
+            is_given_up: self.given_up.is_some(),
         }
     }
 

@@ -20,6 +20,8 @@ pub struct Positions {
     pub newest: Option<Newest>,
     /// One past the last record known to be held by a majority; 0 when unknown.
     pub commit: u64,
+    /// This generation's leader had the copy given up.
+    pub is_given_up: bool,
 }
 
 /// What is known at the first contact with the leader of `generation`, from the log alone.
@@ -43,7 +45,7 @@ pub fn mark_at_first_contact(
 /// them.
 pub fn highest_start(at: &Positions) -> u64 {
     if let Some(mark) = at.match_mark {
-        return mark;
+        return mark.max(at.base);
     }
     let run_start = at.newest.map_or(0, |newest| newest.run_start);
     let known = run_start.max(at.commit).min(at.tail);
@@ -70,17 +72,19 @@ pub enum Undroppable {
 }
 
 /// Whether a difference at `difference` under `generation` may be repaired by dropping everything from
-/// there on.
+/// there on. Of a copy that was given up everything may go that this leader has not agreed with since.
 pub fn droppable(
     at: &Positions,
     generation: Generation,
     difference: u64,
 ) -> Result<(), Undroppable> {
-    let Some(newest) = at.newest.filter(|newest| newest.generation < generation) else {
-        return Err(Undroppable::NotOlder);
-    };
-    if difference < newest.start {
-        return Err(Undroppable::BeforeItsStart);
+    if !at.is_given_up {
+        let Some(newest) = at.newest.filter(|newest| newest.generation < generation) else {
+            return Err(Undroppable::NotOlder);
+        };
+        if difference < newest.start {
+            return Err(Undroppable::BeforeItsStart);
+        }
     }
     if at.match_mark.is_some_and(|mark| difference < mark) {
         return Err(Undroppable::Agreed);
@@ -110,6 +114,7 @@ mod tests {
             match_mark,
             newest,
             commit: 0,
+            is_given_up: false,
         }
     }
 

@@ -24,6 +24,11 @@ impl FollowerLog {
         if range.start > highest {
             return self.owe_gap(&request, highest);
         }
+        if range.end < at.base && at.match_mark < Some(at.base) {
+            // What it is about was given up here, and nobody has shown yet that this leader ever had what
+            // this copy begins with: its log may end before.
+            return self.owe_gap(&request, at.base);
+        }
         if payloads.is_empty() {
             return self.decide_probe(&request, range.start);
         }
@@ -147,6 +152,7 @@ impl FollowerLog {
         self.start(DiskWork::Truncate {
             generation,
             tail: at,
+            is_rebuild: self.given_up.is_some(),
         });
         self.note(FollowerNote::Truncated {
             generation,

@@ -26,18 +26,27 @@ impl FollowerLog {
         self.refuse(&request, PeerCode::LogConflict, detail);
     }
 
+    /// A rebuild gives the copy up. Its records stay where they may be the leader's: they are compared from
+    /// `base` on, and only what differs is replaced. Throwing them away first would leave fewer copies of what
+    /// a majority holds, just when nobody knows whether the leader lives until the new one is level.
     pub(super) fn decide_rebuild(&mut self, request: FollowerRequest, base: u64) {
         let at = &self.at;
-        let keeps_committed =
-            at.base <= base && base < at.commit && base <= at.tail && at.base < at.tail;
-        if !keeps_committed {
-            return self.wait(request, Stage::AwaitQuiet(Change::Rebuild { base }));
-        }
-        if self.below_commit == Some(request.generation) {
+        let has_committed = at.base <= base && base < at.commit && base <= at.tail;
+        if has_committed && self.below_commit == Some(request.generation) {
             let detail = "a record that a majority holds disagrees with this leader";
             return self.refuse(&request, PeerCode::LogConflict, detail);
         }
-        self.wait(request, Stage::AwaitQuiet(Change::KeepCommitted { base }));
+        // A copy that begins above the leader's tail would pass for holding what it never held.
+        let mark = self.matched.as_ref().and_then(|matched| matched.mark);
+        let is_vouched = at.base <= base || mark >= Some(at.base);
+        let holds = at.base < at.tail && base <= at.tail;
+        let is_kept = self.health == LogHealth::Open && holds && is_vouched;
+        let change = match is_kept {
+            true => Change::GiveUp { base },
+            // Nothing is held or can be read, or there would be a hole.
+            false => Change::Rebuild { base },
+        };
+        self.wait(request, Stage::AwaitQuiet(change));
     }
 
     /// Nothing started is left: changes the log, if the sender may still ask for it.
@@ -56,7 +65,7 @@ impl FollowerLog {
                 self.place(&request, base);
                 self.note(FollowerNote::Rebuilt { base, records });
             }
-            Change::KeepCommitted { base } => self.keep_committed(&request, base),
+            Change::GiveUp { base } => self.give_up(&request, base),
         }
     }
 
@@ -68,25 +77,33 @@ impl FollowerLog {
             self.health = LogHealth::Open;
             self.accept(request);
         }
-        self.match_from(request, Some(base));
+        self.match_from(request, base);
+        self.given_up = None;
         self.owe_ok(request, base);
     }
 
-    fn keep_committed(&mut self, request: &FollowerRequest, base: u64) {
-        let (generation, tail) = (request.generation, self.at.commit);
-        let records = self.at.tail.saturating_sub(tail);
+    fn give_up(&mut self, request: &FollowerRequest, base: u64) {
+        let generation = request.generation;
+        // The leader can vouch for nothing below its base, unless a majority is known to hold it.
+        let kept_from = match self.at.commit >= base {
+            true => self.at.base,
+            false => self.at.base.max(base),
+        };
+        let records = kept_from - self.at.base;
         if records > 0 {
-            self.start(DiskWork::Truncate { generation, tail });
+            let base = kept_from;
+            self.start(DiskWork::RaiseBase { generation, base });
         }
         self.note(FollowerNote::Rebuilt { base, records });
-        self.match_from(request, None);
+        self.match_from(request, base);
+        self.given_up = Some(generation);
         self.owe_ok(request, base);
     }
 
-    fn match_from(&mut self, request: &FollowerRequest, mark: Option<u64>) {
+    fn match_from(&mut self, request: &FollowerRequest, mark: u64) {
         self.matched = Some(Matched {
             generation: request.generation,
-            mark,
+            mark: Some(mark),
             connection: Some(request.connection),
         });
     }

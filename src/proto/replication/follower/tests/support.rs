@@ -114,18 +114,28 @@ impl Stored {
                 self.records
                     .extend(fresh.map(|p| (Bytes::copy_from_slice(p), generation.0)));
             }
-            DiskWork::Truncate { generation, tail } => {
-                let newest = self.history.newest(self.tail()).expect("a history");
-                if *tail >= self.commit && self.commit == 0 {
+            DiskWork::Truncate {
+                generation,
+                tail,
+                is_rebuild,
+            } => {
+                if *tail >= self.commit && self.commit == 0 && !is_rebuild {
+                    let newest = self.history.newest(self.tail()).expect("a history");
                     assert!(
                         *tail >= newest.start,
                         "I19: inside the newest older generation"
                     );
                 }
                 for (_, g) in self.records.drain((tail - self.base) as usize..) {
-                    assert!(g < generation.0, "I19, I20: only older records are dropped");
+                    let is_older = g < generation.0;
+                    assert!(is_older || *is_rebuild, "I19, I20: only older records go");
                 }
                 self.history.truncate(*tail);
+            }
+            DiskWork::RaiseBase { base, .. } => {
+                self.records.drain(..(base - self.base) as usize);
+                self.history.raise_base(*base);
+                self.base = *base;
             }
             DiskWork::Place { base, .. } => {
                 self.records.clear();
@@ -341,6 +351,7 @@ impl Replica {
             | DiskWork::Begin { generation, .. }
             | DiskWork::Append { generation, .. }
             | DiskWork::Truncate { generation, .. }
+            | DiskWork::RaiseBase { generation, .. }
             | DiskWork::Place { generation, .. } => generation.0,
         };
         assert!(

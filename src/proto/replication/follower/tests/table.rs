@@ -193,6 +193,7 @@ fn bootstrap_by_state() {
 fn rebuild_by_state() {
     for mut f in [matched(), behind(), without_history(), empty(0), empty(7)] {
         f.set_view(view(3, "lead"));
+        // Behind everything held: a hole otherwise, so all of it goes.
         assert_eq!(f.rebuild(3, 40), ok(40));
         let placed = Stored {
             base: 40,
@@ -205,27 +206,92 @@ fn rebuild_by_state() {
 }
 
 #[test]
+fn a_rebuilt_copy_keeps_its_records_until_the_leaders_replace_them() {
+    for mut f in [matched(), behind(), without_history()] {
+        f.set_view(view(3, "lead"));
+        let (base, tail, held) = (f.synced.base, f.synced.tail(), f.synced.bytes());
+        assert_eq!(f.rebuild(3, base), ok(base));
+        assert_eq!(f.synced.bytes(), held, "no copy of anything is lost");
+        assert_eq!(f.records(3, base, &[]), ok(base), "and none of it counts");
+        assert_eq!(refusal(f.records(3, base + 1, &["x"])), gap(base));
+        // What is equal stays, what differs goes, of whatever generation it is.
+        let first = std::str::from_utf8(&held[0]).expect("text").to_owned();
+        assert_eq!(f.records(3, base, &[&first]), ok(base + 1));
+        assert_eq!(f.synced.tail(), tail);
+        let answer = f.records(3, base + 1, &["other", "more"]);
+        assert_eq!(answer, ok(base + 3));
+        assert_eq!(f.synced.bytes()[1..], ["other", "more"]);
+        // Agreed with since: a leader that contradicts itself drops nothing.
+        let again = f.records(3, base, &["different"]);
+        assert_eq!(refusal(again), refused(PeerCode::LogConflict));
+    }
+}
+
+#[test]
+fn a_rebuilt_copy_gives_up_what_its_leader_has_not_got() {
+    let mut f = behind();
+    f.set_view(view(3, "lead"));
+    let held = f.synced.bytes();
+    let base = f.synced.base + 2;
+    assert_eq!(f.rebuild(3, base), ok(base));
+    assert_eq!(f.synced.base, base);
+    assert_eq!(f.synced.bytes(), held[2..]);
+    // One that begins above the leader's base stays when this leader has vouched for what it begins with,
+    let mut f = matched();
+    let held = f.synced.bytes();
+    assert_eq!(f.rebuild(2, 0), ok(0));
+    assert_eq!((f.synced.base, f.synced.bytes()), (10, held));
+    let below: Vec<String> = (0..10).map(|n| format!("old{n}")).collect();
+    let below: Vec<&str> = below.iter().map(String::as_str).collect();
+    assert_eq!(f.records(2, 0, &below), ok(10), "held once, and trimmed");
+    // and goes otherwise: the leader's log may end below it.
+    let mut f = behind();
+    assert_eq!(f.rebuild(3, 0), ok(0));
+    assert_eq!((f.synced.base, f.synced.tail()), (0, 0));
+}
+
+#[test]
+fn a_rebuild_that_was_begun_ends_with_its_generation() {
+    let mut f = behind();
+    f.set_view(view(3, "lead"));
+    let base = f.synced.base;
+    assert_eq!(f.rebuild(3, base), ok(base));
+    f.set_view(view(4, "next"));
+    f.reconnect();
+    let at_start = f.records(4, base, &["other"]);
+    assert_eq!(
+        refusal(at_start),
+        refused(PeerCode::LogConflict),
+        "the next leader has to ask for itself"
+    );
+}
+
+#[test]
 fn a_rebuild_keeps_what_a_majority_holds() {
+    for base in [11, 12] {
+        let mut stored = behind().synced;
+        stored.commit = 12;
+        let held = stored.bytes();
+        let mut f = Replica::new(stored, view(3, "lead"));
+        assert_eq!(f.rebuild(3, base), ok(base));
+        assert_eq!((f.synced.base, f.synced.bytes()), (10, held));
+        assert_eq!(
+            refusal(f.records(3, base + 1, &["x"])),
+            gap(base),
+            "compared again"
+        );
+    }
     let mut stored = behind().synced;
     stored.commit = 12;
     let mut f = Replica::new(stored, view(3, "lead"));
     assert_eq!(f.rebuild(3, 11), ok(11));
-    assert_eq!(f.synced.bytes(), ["r10", "r11"]);
+    let below = f.records(3, 11, &["other"]);
+    assert_eq!(refusal(below), refused(PeerCode::LogConflict));
     assert_eq!(
-        refusal(f.records(3, 12, &["r12"])),
-        gap(11),
-        "compared again"
+        refusal(f.rebuild(3, 11)),
+        refused(PeerCode::LogConflict),
+        "stays halted"
     );
-    assert_eq!(f.records(3, 11, &["r11", "r12"]), ok(13));
-    let mut stored = behind().synced;
-    stored.commit = 12;
-    let mut f = Replica::new(stored, view(3, "lead"));
-    assert_eq!(
-        f.rebuild(3, 12),
-        ok(12),
-        "nothing committed at or above the base"
-    );
-    assert_eq!((f.synced.base, f.synced.tail()), (12, 12));
 }
 
 #[test]
