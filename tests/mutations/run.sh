@@ -27,6 +27,7 @@ broken=()
 noticed=()
 
 copy_tree() {
+    rm -rf "$WORK/tree"
     mkdir -p "$WORK/tree"
     tar -C "$ROOT" --exclude=./target --exclude='./target-*' --exclude=./.git -cf - . | tar -C "$WORK/tree" -xf -
 }

@@ -347,3 +347,29 @@ fn n21_retention_keeps_what_no_majority_holds() {
     let alone = Lead::with(spec(2, false), &[main_log(0, 0, 10)]);
     assert_eq!(alone.leader.may_forget_below(MAIN), u64::MAX);
 }
+
+#[test]
+fn n28_a_new_generation_begins_without_a_report() {
+    // Generation 3 had everything reported; its leader leads on at 4, with the same followers.
+    let mut next = spec(2, true);
+    next.generation = Generation(4);
+    let gate = ToCatalog::default();
+    let submitted = gate.submitted.clone();
+    let mut leader = ShardLeader::begin(next, gate, &[main_log(0, 0, 10)]).unwrap();
+    leader.on_recorded(true);
+    assert_eq!(
+        (leader.mark(), submitted.get()),
+        (None, 0),
+        "nothing is carried over"
+    );
+    let slots = Slots { free: Cell::new(1) };
+    let (_, asked) = leader.next_ask(B, MonoTime::ZERO, &slots).unwrap();
+    leader.on_answer(B, MAIN, asked.id, ok(10), MonoTime::ZERO, &slots);
+    assert_eq!(submitted.get(), 1, "its own report, of answers at 4");
+    assert_eq!(leader.mark(), None, "which is not stored yet");
+    // A report of the generation before is not this one's.
+    leader.on_report(ReportId(9), true);
+    assert_eq!(leader.mark(), None);
+    leader.on_report(ReportId(1), true);
+    assert_eq!(leader.mark(), Some(10));
+}
