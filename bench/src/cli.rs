@@ -11,6 +11,7 @@ use crate::append::{run_append, AppendArgs};
 use crate::cache::{run_cache, CacheArgs};
 use crate::compare::{run_compare, CompareArgs};
 use crate::forward::{run_beside, run_forward, BesideArgs, ForwardArgs};
+use crate::idle::{run_idle, IdleArgs};
 use crate::limits::{run_limits, LimitsArgs};
 use crate::lose::{run_lose, LoseArgs};
 use crate::plot::{run_plot, PlotArgs};
@@ -52,6 +53,8 @@ enum Command {
     Lose(LoseArgs),
     /// Let a follower fall behind, and measure how it catches up
     Replicate(ReplicateArgs),
+    /// Leave replicated shards alone, and measure what they cost
+    Idle(IdleArgs),
     /// Ask a cache, check every answer, report
     Cache(Box<CacheArgs>),
     /// One publisher, many subscribers, every delivery checked
@@ -82,6 +85,7 @@ const NAMES: &[&str] = &[
     "beside",
     "lose",
     "replicate",
+    "idle",
     "cache",
     "subscribe",
     "append",
@@ -146,6 +150,7 @@ fn dispatch(command: &Command, out: &mut dyn Write) -> Result<Exit, CommandError
         Command::Beside(args) => run_beside(args, out),
         Command::Lose(args) => run_lose(args, out),
         Command::Replicate(args) => run_replicate(args, out),
+        Command::Idle(args) => run_idle(args, out),
         Command::Cache(args) => run_cache(args, out),
         Command::Subscribe(args) => run_subscribe(args, out),
         Command::Append(args) => run_append(args, out).map(|()| Exit::Done),

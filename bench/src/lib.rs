@@ -7,8 +7,8 @@
 //!   record is, and whether the log holds what was acknowledged.
 //! * [`client`]: the load loop on one core, and the reader.
 //! * [`relay`], [`transport`], [`disk`]: the machine without a broker.
-//! * [`forward`], [`lose`], [`cache`], [`subscribe`], [`limits`], [`append`], [`compare`], [`plot`]: the
-//!   commands.
+//! * [`forward`], [`lose`], [`replicate`], [`idle`], [`cache`], [`subscribe`], [`limits`], [`append`], [`compare`],
+//!   [`plot`]: the commands.
 
 pub mod append;
 pub mod cache;
@@ -18,6 +18,7 @@ pub mod compare;
 pub mod cpu;
 pub mod disk;
 pub mod forward;
+pub mod idle;
 pub mod limits;
 pub mod lose;
 pub mod meter;

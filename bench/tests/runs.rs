@@ -281,3 +281,46 @@ fn a_killed_owner_s_waiters_are_released() {
     }
     assert!(report["unknown"].as_u64() > Some(1), "{report}");
 }
+
+fn command_to_json(line: &str) -> Value {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let json = dir.path().join("run.json");
+    let mut args: Vec<&str> = line.split_whitespace().collect();
+    args.extend(["--json", json.to_str().unwrap()]);
+    let output = bench(&args);
+    assert!(output.status.success(), "{args:?}: {}", text(&output));
+    serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap()
+}
+
+#[test]
+fn a_follower_that_fell_behind_becomes_level_and_its_copy_is_compared() {
+    let report = command_to_json("replicate --behind 4MiB --rate 500 --duration 1s");
+    assert!(
+        report["behind_bytes"].as_u64().unwrap() >= 4 << 20,
+        "{report}"
+    );
+    assert_eq!(report["copies"]["copies"], 2, "{report}");
+    assert_eq!(report["copies"]["unequal"], 0, "{report}");
+    for run in [0, 1] {
+        assert!(
+            report["latency_us"][run]["count"].as_u64().unwrap() > 0,
+            "{report}"
+        );
+    }
+}
+
+#[test]
+fn replicated_shards_that_are_left_alone_say_nothing_to_each_other() {
+    let report = command_to_json("idle --shards 200 --duration 2s");
+    let brokers = report["brokers"].as_array().unwrap();
+    let led: u64 = brokers
+        .iter()
+        .map(|b| b["shards_led"].as_u64().unwrap())
+        .sum();
+    assert_eq!((brokers.len(), led), (3, 200), "{report}");
+    for broker in brokers {
+        // One message a second of each shard it leads to each of two followers would be some 25 KB.
+        let sent = broker["sent_bytes"].as_u64().unwrap();
+        assert!(sent < 15_000, "{report}");
+    }
+}

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use felix_uring::cluster::{CACHE, NAMESPACE, TENANT};
 use felix_uring::ids::{CorrelationId, Offset};
 use felix_uring::wire::client::messages::StartAt;
-use felix_uring::wire::client::Answer;
+use felix_uring::wire::client::{Answer, RetryClass};
 use felix_uring::wire::internal::{
     Bootstrap, CacheOp, CacheOpKind, Credential, ErrorCode, Kind, Message, Payloads, Rebuild,
     Records, ReplicaLog, Text,
@@ -278,12 +278,10 @@ async fn a_shard_moves_while_it_is_used() {
             if let felix_uring::wire::client::PublishOutcome::Failed(refusal) =
                 stream.publish(FIRST, b"during").await
             {
+                // One that was on its way to the disk when the shard was lost is of unknown outcome.
                 let (code, class) = crate::support::client::code_and_class(&refusal);
-                assert_eq!(
-                    class,
-                    felix_uring::wire::client::RetryClass::Retry,
-                    "{code}"
-                );
+                let allowed = [RetryClass::Retry, RetryClass::OutcomeUnknown];
+                assert!(allowed.contains(&class), "{code}");
             }
         }
         tokio::time::sleep(Duration::from_millis(20)).await;

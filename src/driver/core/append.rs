@@ -307,6 +307,7 @@ impl Core {
             }
         }
         self.completions = completions;
+        self.forget_settled_losses();
         self.wake_touched_readers();
     }
 

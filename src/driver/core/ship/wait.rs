@@ -89,8 +89,13 @@ impl Core {
         end: u64,
         answer: QuorumCache,
     ) {
-        if answer.is_write && self.is_superseded(log) {
-            return self.finish_cache(answer.waiter, Err(CacheFailure::LeadershipLost));
+        if self.is_superseded(log) {
+            // Somebody else may have written since; a value from here would be one of the past.
+            let failure = match answer.is_write {
+                true => CacheFailure::LeadershipLost,
+                false => CacheFailure::NotReady,
+            };
+            return self.finish_cache(answer.waiter, Err(failure));
         }
         match self.quorum_of(log) {
             Some(at) => {

@@ -1,6 +1,7 @@
 //! What a follower's answer does to its cursor: the table of answers, one row a function.
 
-use super::cursor::{AskId, Cursor, Halt, HaltReason, LogView, Pause, PauseCause, Sent};
+use super::cursor::{AskId, Cursor, Halt, LogView, Pause, PauseCause, Sent};
+use super::halt::HaltReason;
 use super::limits::ShipLimits;
 use crate::proto::outcome::PeerCode;
 use crate::proto::MonoTime;

@@ -7,7 +7,7 @@
 
 use crate::ids::Generation;
 
-use super::cursor::HaltReason;
+use super::halt::HaltReason;
 
 /// Names one report on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

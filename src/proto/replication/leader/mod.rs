@@ -22,6 +22,7 @@
 mod answers;
 mod cursor;
 mod gate;
+mod halt;
 mod limits;
 mod mark;
 mod opening;
@@ -33,10 +34,9 @@ mod waits;
 mod tests;
 
 pub use answers::Answered;
-pub use cursor::{
-    Ask, AskId, Asked, Cursor, CursorPhase, Fetched, HaltReason, LogView, PauseCause,
-};
+pub use cursor::{Ask, AskId, Asked, Cursor, CursorPhase, Fetched, LogView, PauseCause};
 pub use gate::{FollowerPosition, MajorityAlone, Report, ReportGate, ReportId, Submitted};
+pub use halt::HaltReason;
 pub use limits::ShipLimits;
 pub use mark::QuorumMark;
 pub use opening::{LeadRefusal, LogStart, Opening, OpeningPhase, OwnRun};

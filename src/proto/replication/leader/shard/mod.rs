@@ -1,89 +1,21 @@
 //! One shard this broker leads, at one generation: its opening, its followers, its mark.
 
+mod marking;
+mod types;
+mod views;
+mod wants;
+
 use std::collections::VecDeque;
 
 use super::answers::{Answered, News, RebuildNews, Setting};
-use super::cursor::{
-    Ask, AskId, Asked, Cursor, CursorPhase, Fetched, HaltReason, LogView, PauseCause, Want,
-};
-use super::gate::{FollowerPosition, Report, ReportGate, ReportId, Submitted};
-use super::limits::ShipLimits;
+use super::cursor::{AskId, Asked, Cursor, Fetched, Want};
+use super::gate::{FollowerPosition, ReportGate, ReportId};
 use super::mark::QuorumMark;
 use super::opening::{LeadRefusal, LogStart, Opening, OpeningPhase};
-use crate::ids::{Generation, NodeId};
 use crate::proto::MonoTime;
 use crate::wire::internal::ReplicaLog;
 
-/// A follower's place in the replica set, its leader not counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct FollowerIdx(pub u16);
-
-/// How many followers of the whole broker may be given a new copy at once.
-pub trait RebuildSlots {
-    /// Takes a slot if one is free.
-    fn try_take(&self) -> bool;
-    fn give_back(&self);
-}
-
-/// What a shard is led with.
-#[derive(Debug, Clone)]
-pub struct ShardSpec {
-    pub me: NodeId,
-    pub generation: Generation,
-    /// The replica set without `me`.
-    pub followers: Vec<NodeId>,
-    /// Whether writes wait for a majority.
-    pub is_quorum: bool,
-    pub limits: ShipLimits,
-    /// Spreads waits; equal seeds give equal schedules.
-    pub seed: u64,
-}
-
-/// Something that happened to the shard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ShardEvent {
-    /// Make the generation durable in this log, with where it begins; report `on_recorded`.
-    Record { log: ReplicaLog },
-    /// Writes may be taken.
-    Opened,
-    /// The mark rose: writes that end at or below it are on a majority.
-    Marked { mark: u64 },
-    /// A newer generation exists: take no write, acknowledge none, read the catalog again.
-    Superseded,
-    Halted {
-        follower: FollowerIdx,
-        log: ReplicaLog,
-        reason: HaltReason,
-    },
-    Paused {
-        follower: FollowerIdx,
-        log: ReplicaLog,
-        cause: PauseCause,
-    },
-    RebuildStarted {
-        follower: FollowerIdx,
-        log: ReplicaLog,
-    },
-    RebuildRefused {
-        follower: FollowerIdx,
-        log: ReplicaLog,
-    },
-    RebuildCompleted {
-        follower: FollowerIdx,
-        log: ReplicaLog,
-    },
-}
-
-/// A replica nothing is shipped to, for the operator.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HaltedReplica {
-    pub follower: NodeId,
-    pub log: ReplicaLog,
-    pub generation: Generation,
-    /// What it had answered at this generation.
-    pub position: Option<u64>,
-    pub reason: HaltReason,
-}
+pub use types::{FollowerIdx, HaltedReplica, RebuildSlots, ShardEvent, ShardSpec};
 
 struct ShippedLog {
     log: ReplicaLog,
@@ -160,99 +92,6 @@ impl<G: ReportGate> ShardLeader<G> {
         };
         leader.after_opening_step(OpeningPhase::Recording);
         Ok(leader)
-    }
-
-    pub fn generation(&self) -> Generation {
-        self.spec.generation
-    }
-
-    pub fn followers(&self) -> &[NodeId] {
-        &self.spec.followers
-    }
-
-    /// Whether writes wait for a majority.
-    pub fn is_quorum(&self) -> bool {
-        self.spec.is_quorum
-    }
-
-    pub fn opening(&self) -> OpeningPhase {
-        self.opening.phase()
-    }
-
-    /// Whether writes may be taken.
-    pub fn is_open(&self) -> bool {
-        self.opening.is_open()
-    }
-
-    /// How far a majority holds the main log; `None` before the first mark of this generation.
-    pub fn mark(&self) -> Option<u64> {
-        self.mark.get()
-    }
-
-    /// Retention may give up records of that log below this offset; `u64::MAX` is no bound.
-    ///
-    /// Of the main log of a `Quorum` shard only what a majority holds: nothing before the first mark of
-    /// a generation. Otherwise records that were never committed would be gone, and followers that lack
-    /// them could not be given a copy without a hole.
-    pub fn may_forget_below(&self, log: ReplicaLog) -> u64 {
-        let is_main = self.logs.first().is_some_and(|main| main.log == log);
-        match is_main && self.spec.is_quorum {
-            true => self.committed.max(self.mark.get().unwrap_or(0)),
-            false => u64::MAX,
-        }
-    }
-
-    /// Where this generation begins in the main log.
-    pub fn floor(&self) -> u64 {
-        self.floor
-    }
-
-    /// A cursor, for listings and tests.
-    pub fn cursor(&self, follower: FollowerIdx, log: ReplicaLog) -> Option<&Cursor> {
-        let shipped = self.logs.iter().find(|shipped| shipped.log == log)?;
-        shipped.cursors.get(usize::from(follower.0))
-    }
-
-    /// Records of the main log that the slowest follower lacks; halted ones are not counted.
-    pub fn lag(&self) -> u64 {
-        let Some(main) = self.logs.first() else {
-            return 0;
-        };
-        let counted = main
-            .cursors
-            .iter()
-            .filter(|cursor| cursor.halted().is_none());
-        counted
-            .map(|cursor| {
-                main.synced
-                    .saturating_sub(cursor.position().unwrap_or(main.base))
-            })
-            .max()
-            .unwrap_or(0)
-    }
-
-    /// Replicas nothing is shipped to.
-    pub fn halted(&self) -> impl Iterator<Item = HaltedReplica> + '_ {
-        self.logs.iter().flat_map(move |shipped| {
-            let pairs = self.spec.followers.iter().zip(&shipped.cursors);
-            pairs.filter_map(move |(follower, cursor)| {
-                Some(HaltedReplica {
-                    follower: follower.clone(),
-                    log: shipped.log,
-                    generation: self.spec.generation,
-                    position: cursor.position(),
-                    reason: cursor.halted()?,
-                })
-            })
-        })
-    }
-
-    /// Copies being made anew.
-    pub fn rebuilding(&self) -> usize {
-        let cursors = self.logs.iter().flat_map(|shipped| &shipped.cursors);
-        cursors
-            .filter(|cursor| cursor.phase() == CursorPhase::Rebuilding)
-            .count()
     }
 
     /// The next thing that happened. Call until `None` after every input.
@@ -498,139 +337,6 @@ impl<G: ReportGate> ShardLeader<G> {
             cursor.on_time(now);
         }
     }
-
-    /// A report was stored, or refused.
-    pub fn on_report(&mut self, id: ReportId, is_stored: bool) {
-        let Some((_, mark)) = self.pending_report.take_if(|(pending, _)| *pending == id) else {
-            return;
-        };
-        if is_stored {
-            self.release(mark);
-        }
-        self.advance_mark();
-    }
-
-    fn advance_mark(&mut self) {
-        let is_leading = matches!(
-            self.opening.phase(),
-            OpeningPhase::Probing | OpeningPhase::Open
-        );
-        let Some(main) = self.logs.first().filter(|_| is_leading) else {
-            return;
-        };
-        let answered = main.cursors.iter().filter_map(Cursor::counted);
-        let Some(candidate) = self.mark.candidate(main.synced, answered) else {
-            return;
-        };
-        if self.pending_report.is_some() {
-            // The next one collects what arrives meanwhile.
-            return;
-        }
-        self.positions.clear();
-        self.positions
-            .extend(main.cursors.iter().map(|cursor| FollowerPosition {
-                answered: cursor.position(),
-                halted: cursor.halted(),
-            }));
-        let report = Report {
-            generation: self.spec.generation,
-            leader_tail: main.synced,
-            mark: Some(candidate),
-            floor: self.floor,
-            followers: &self.positions,
-        };
-        match self.gate.submit(&report) {
-            Submitted::Stored => self.release(candidate),
-            Submitted::Pending(id) => self.pending_report = Some((id, candidate)),
-        }
-    }
-
-    fn release(&mut self, mark: u64) {
-        if self.opening.phase() != OpeningPhase::Fenced {
-            self.mark.release(mark);
-            self.events.push_back(ShardEvent::Marked { mark });
-        }
-    }
-
-    fn after_opening_step(&mut self, before: OpeningPhase) {
-        if before != OpeningPhase::Open && self.opening.is_open() {
-            self.events.push_back(ShardEvent::Opened);
-            self.advance_mark();
-        }
-    }
-
-    fn may_ship(&self) -> bool {
-        matches!(
-            self.opening.phase(),
-            OpeningPhase::Probing | OpeningPhase::Open
-        )
-    }
-
-    fn view(&self, at: usize) -> LogView {
-        let shipped = &self.logs[at];
-        let is_bounded = at == 0 && self.spec.is_quorum;
-        LogView {
-            base: shipped.base,
-            synced: shipped.synced,
-            committed: is_bounded.then(|| self.committed.max(self.mark.get().unwrap_or(0))),
-            is_probing: !self.opening.is_open(),
-        }
-    }
-
-    /// The first log of the shard that has something for the follower.
-    fn find_want(&self, follower: FollowerIdx, now: MonoTime) -> Option<(usize, Want)> {
-        if !self.may_ship() {
-            return None;
-        }
-        // Until a majority is fenced nothing but the probes of the main log leaves.
-        let logs = if self.opening.is_open() {
-            self.logs.len()
-        } else {
-            1
-        };
-        for at in 0..logs {
-            let cursor = self.logs[at].cursors.get(usize::from(follower.0))?;
-            let want = cursor.want(&self.view(at), &self.spec.limits, now);
-            let may = match want {
-                Want::Nothing => false,
-                Want::Probe { .. } => true,
-                Want::Fetch { .. } => {
-                    (self.opening.is_open() || cursor.probe_refused)
-                        && self.is_in_turn(at, follower)
-                }
-                Want::Bootstrap | Want::Rebuild => self.opening.is_open(),
-            };
-            if may {
-                return Some((at, want));
-            }
-        }
-        None
-    }
-
-    /// A follower that holds a group's position and not the dead letter before it would lose that
-    /// record for good, so cursors follow dead letters: what a cursor record depends on is synced
-    /// here before it, and a level follower has all of that.
-    fn is_in_turn(&self, at: usize, follower: FollowerIdx) -> bool {
-        if self.logs[at].log != ReplicaLog::GroupCursors {
-            return true;
-        }
-        let letters = self
-            .logs
-            .iter()
-            .find(|shipped| shipped.log == ReplicaLog::GroupDeadLetters);
-        let Some(letters) = letters else {
-            return true;
-        };
-        letters
-            .cursors
-            .get(usize::from(follower.0))
-            .is_none_or(|cursor| {
-                cursor.halted().is_some()
-                    || cursor
-                        .position()
-                        .is_some_and(|position| position >= letters.synced)
-            })
-    }
 }
 
 impl<G> std::fmt::Debug for ShardLeader<G> {
@@ -640,15 +346,5 @@ impl<G> std::fmt::Debug for ShardLeader<G> {
             .field("opening", &self.opening.phase())
             .field("mark", &self.mark.get())
             .finish_non_exhaustive()
-    }
-}
-
-impl Ask {
-    /// Whether it is a bootstrap or a rebuild: another family of requests on the wire.
-    pub const fn is_control(self) -> bool {
-        match self {
-            Self::Bootstrap { .. } | Self::Rebuild { .. } => true,
-            Self::Probe { .. } | Self::Fetch { .. } => false,
-        }
     }
 }

@@ -1,0 +1,102 @@
+//! How a shard stands: for drivers, listings and tests.
+
+use super::{FollowerIdx, HaltedReplica, ReportGate, ShardLeader};
+use crate::ids::{Generation, NodeId};
+use crate::proto::replication::leader::cursor::{Cursor, CursorPhase};
+use crate::proto::replication::leader::opening::OpeningPhase;
+use crate::wire::internal::ReplicaLog;
+
+impl<G: ReportGate> ShardLeader<G> {
+    pub fn generation(&self) -> Generation {
+        self.spec.generation
+    }
+
+    pub fn followers(&self) -> &[NodeId] {
+        &self.spec.followers
+    }
+
+    /// Whether writes wait for a majority.
+    pub fn is_quorum(&self) -> bool {
+        self.spec.is_quorum
+    }
+
+    pub fn opening(&self) -> OpeningPhase {
+        self.opening.phase()
+    }
+
+    /// Whether writes may be taken.
+    pub fn is_open(&self) -> bool {
+        self.opening.is_open()
+    }
+
+    /// How far a majority holds the main log; `None` before the first mark of this generation.
+    pub fn mark(&self) -> Option<u64> {
+        self.mark.get()
+    }
+
+    /// Retention may give up records of that log below this offset; `u64::MAX` is no bound.
+    ///
+    /// Of the main log of a `Quorum` shard only what a majority holds: nothing before the first mark of
+    /// a generation. Otherwise records that were never committed would be gone, and followers that lack
+    /// them could not be given a copy without a hole.
+    pub fn may_forget_below(&self, log: ReplicaLog) -> u64 {
+        let is_main = self.logs.first().is_some_and(|main| main.log == log);
+        match is_main && self.spec.is_quorum {
+            true => self.committed.max(self.mark.get().unwrap_or(0)),
+            false => u64::MAX,
+        }
+    }
+
+    /// Where this generation begins in the main log.
+    pub fn floor(&self) -> u64 {
+        self.floor
+    }
+
+    /// A cursor, for listings and tests.
+    pub fn cursor(&self, follower: FollowerIdx, log: ReplicaLog) -> Option<&Cursor> {
+        let shipped = self.logs.iter().find(|shipped| shipped.log == log)?;
+        shipped.cursors.get(usize::from(follower.0))
+    }
+
+    /// Records of the main log that the slowest follower lacks; halted ones are not counted.
+    pub fn lag(&self) -> u64 {
+        let Some(main) = self.logs.first() else {
+            return 0;
+        };
+        let counted = main
+            .cursors
+            .iter()
+            .filter(|cursor| cursor.halted().is_none());
+        counted
+            .map(|cursor| {
+                main.synced
+                    .saturating_sub(cursor.position().unwrap_or(main.base))
+            })
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Replicas nothing is shipped to.
+    pub fn halted(&self) -> impl Iterator<Item = HaltedReplica> + '_ {
+        self.logs.iter().flat_map(move |shipped| {
+            let pairs = self.spec.followers.iter().zip(&shipped.cursors);
+            pairs.filter_map(move |(follower, cursor)| {
+                Some(HaltedReplica {
+                    follower: follower.clone(),
+                    log: shipped.log,
+                    generation: self.spec.generation,
+                    position: cursor.position(),
+                    reason: cursor.halted()?,
+                })
+            })
+        })
+    }
+
+    /// Copies being made anew.
+    pub fn rebuilding(&self) -> usize {
+        let cursors = self.logs.iter().flat_map(|shipped| &shipped.cursors);
+        cursors
+            .filter(|cursor| cursor.phase() == CursorPhase::Rebuilding)
+            .count()
+    }
+}

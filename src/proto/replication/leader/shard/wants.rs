@@ -1,0 +1,82 @@
+//! Which log of a shard has something for a follower.
+
+use super::{FollowerIdx, ReportGate, ShardLeader};
+use crate::proto::replication::leader::cursor::{LogView, Want};
+use crate::proto::replication::leader::opening::OpeningPhase;
+use crate::proto::MonoTime;
+use crate::wire::internal::ReplicaLog;
+
+impl<G: ReportGate> ShardLeader<G> {
+    pub(super) fn may_ship(&self) -> bool {
+        matches!(
+            self.opening.phase(),
+            OpeningPhase::Probing | OpeningPhase::Open
+        )
+    }
+
+    pub(super) fn view(&self, at: usize) -> LogView {
+        let shipped = &self.logs[at];
+        let is_bounded = at == 0 && self.spec.is_quorum;
+        LogView {
+            base: shipped.base,
+            synced: shipped.synced,
+            committed: is_bounded.then(|| self.committed.max(self.mark.get().unwrap_or(0))),
+            is_probing: !self.opening.is_open(),
+        }
+    }
+
+    /// The first log of the shard that has something for the follower.
+    pub(super) fn find_want(&self, follower: FollowerIdx, now: MonoTime) -> Option<(usize, Want)> {
+        if !self.may_ship() {
+            return None;
+        }
+        // Until a majority is fenced nothing but the probes of the main log leaves.
+        let logs = if self.opening.is_open() {
+            self.logs.len()
+        } else {
+            1
+        };
+        for at in 0..logs {
+            let cursor = self.logs[at].cursors.get(usize::from(follower.0))?;
+            let want = cursor.want(&self.view(at), &self.spec.limits, now);
+            let may = match want {
+                Want::Nothing => false,
+                Want::Probe { .. } => true,
+                Want::Fetch { .. } => {
+                    (self.opening.is_open() || cursor.probe_refused)
+                        && self.is_in_turn(at, follower)
+                }
+                Want::Bootstrap | Want::Rebuild => self.opening.is_open(),
+            };
+            if may {
+                return Some((at, want));
+            }
+        }
+        None
+    }
+
+    /// A follower that holds a group's position and not the dead letter before it would lose that
+    /// record for good, so cursors follow dead letters: what a cursor record depends on is synced
+    /// here before it, and a level follower has all of that.
+    fn is_in_turn(&self, at: usize, follower: FollowerIdx) -> bool {
+        if self.logs[at].log != ReplicaLog::GroupCursors {
+            return true;
+        }
+        let letters = self
+            .logs
+            .iter()
+            .find(|shipped| shipped.log == ReplicaLog::GroupDeadLetters);
+        let Some(letters) = letters else {
+            return true;
+        };
+        letters
+            .cursors
+            .get(usize::from(follower.0))
+            .is_none_or(|cursor| {
+                cursor.halted().is_some()
+                    || cursor
+                        .position()
+                        .is_some_and(|position| position >= letters.synced)
+            })
+    }
+}
