@@ -234,6 +234,39 @@ fn code_of(error: &ErrorAnswer) -> String {
         .to_owned()
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stranger_is_held_to_a_mebibyte_on_all_its_streams() {
+    let mut brokers = Brokers::start(1);
+    let token = brokers.token();
+    let client = Client::connect(&brokers, 0).await;
+    // Sixty thousand bytes of the first message of a stream each; the last bytes never come.
+    let mut start = b"FLX1\x00\x01\x00\x00".to_vec();
+    start.extend(60_000u32.to_be_bytes());
+    start.resize(60_000, b' ');
+    let mut streams = Vec::new();
+    for _ in 0..20 {
+        let mut stream = client.open().await;
+        stream.send(&start).await;
+        streams.push(stream);
+    }
+    brokers.wait_metric(
+        0,
+        "felix_client_requests_refused_total{code=\"overloaded\"}",
+        3.0,
+    );
+    let held = brokers.metric(0, "felix_client_buffered_bytes");
+    assert!(held <= MIB as f64, "{held}");
+    // Once it has shown a token, it is held to what clients are.
+    let mut known = client.stream(&token).await;
+    known.must_publish(FIRST, b"known").await;
+    let mut more = client.open().await;
+    more.send(&start).await;
+    let mut stream = client.stream(&token).await;
+    stream.must_publish(FIRST, b"goes on").await;
+    brokers.wait_metric(0, "felix_client_buffered_bytes", held + 50_000.0);
+    brokers.assert_alive(0);
+}
+
 /// The code a stream was given up with.
 async fn overloaded(stream: &mut Stream) -> String {
     let (frames, end) = stream.answers.read_to_end().await;

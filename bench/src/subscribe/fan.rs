@@ -29,8 +29,9 @@ use crate::record::RecordMaker;
 const TICK: Duration = Duration::from_millis(10);
 /// Nothing at all happening for this long ends a run.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Handshakes on their way at once.
-const MAX_DIALLING: usize = 128;
+/// Connections on their way at once, until all their streams have shown the token: a broker gives them
+/// a limited time for it.
+const MAX_DIALLING: usize = 32;
 /// Subscribe requests on their way at once.
 const MAX_ASKED: usize = 512;
 /// UDP sockets the connections share; clients of their own would have one each.

@@ -63,6 +63,11 @@ impl ConnectionSession {
         self.state == State::Authenticated
     }
 
+    /// Whether nothing on it has authenticated yet.
+    pub fn is_stranger(&self) -> bool {
+        matches!(self.state, State::Anonymous { .. })
+    }
+
     /// A stream's token was good.
     pub fn on_authenticated(&mut self) {
         match self.state {
@@ -138,7 +143,9 @@ mod tests {
     #[test]
     fn a_quiet_authenticated_connection_stays() {
         let mut session = ConnectionSession::new(at(0), TEN);
+        assert!(session.is_stranger());
         session.on_authenticated();
+        assert!(!session.is_stranger());
         assert_eq!(session.deadline(), None);
         assert_eq!(session.poll_close(at(1_000_000), 0), None);
     }

@@ -12,8 +12,10 @@ use super::super::timers::Timer;
 use super::{ClientConn, Core};
 use crate::driver::quic::{ConnId, StreamId};
 
-/// A frame that has not come whole is never refused for want of memory below this size.
-const SMALL_FRAME_BYTES: usize = 64 << 10;
+/// Of unfinished frames a connection may hold so much whatever others hold: one of 64 KiB and a bit.
+const ALWAYS_HELD_BYTES: usize = 128 << 10;
+/// Of unfinished frames a connection may hold so much before anything on it has authenticated.
+const STRANGER_HELD_BYTES: usize = 1 << 20;
 
 impl Core {
     pub(in crate::driver::core) fn on_client_connected(
@@ -72,7 +74,7 @@ impl Core {
     /// the core hold more than it may is told so and ended: to wait for room would not make any, as the
     /// others may be waiting for theirs.
     pub(super) fn bound_unfinished(&mut self, conn: ConnId, stream: StreamId) {
-        let of_connection = self.settings.client_in_flight_bytes;
+        let of_client = self.settings.client_in_flight_bytes;
         let of_core = self.settings.client_buffered_bytes;
         let Some(client) = self.clients.get_mut(&conn) else {
             return;
@@ -84,8 +86,13 @@ impl Core {
         let held_before = std::mem::replace(&mut state.buffered_bytes, held);
         client.buffered_bytes = client.buffered_bytes - held_before + held;
         self.client_buffered_bytes = self.client_buffered_bytes - held_before + held;
-        let is_over = client.buffered_bytes > of_connection || self.client_buffered_bytes > of_core;
-        if is_over && held > held_before && held > SMALL_FRAME_BYTES {
+        let of_connection = match client.session.is_stranger() {
+            true => STRANGER_HELD_BYTES,
+            false => of_client,
+        };
+        let is_over = client.buffered_bytes > of_connection
+            || self.client_buffered_bytes > of_core && client.buffered_bytes > ALWAYS_HELD_BYTES;
+        if is_over && held > held_before {
             self.metrics.requests_refused.inc(ClientCode::Overloaded);
             let why = "too many bytes of unfinished frames are held already";
             state

@@ -23,6 +23,9 @@ use super::Core;
 use crate::driver::quic::{ConnId, StreamId};
 use crate::proto::subscription::SubscriptionLimits;
 
+/// Reads handed to subscriptions in one turn; a stream may have a hundred thousand subscribers, and the
+/// rest of the broker's work is not to wait for all of them.
+const READS_PER_TURN: usize = 1024;
 /// Bytes queued on one connection past which no further events are read for it.
 const CONNECTION_QUEUED_BYTES: usize = 16 << 20;
 
@@ -63,7 +66,10 @@ impl Core {
         if self.waiting_for_room.is_due() {
             self.look_for_room();
         }
-        while let Some((token, result)) = self.read_results.pop_front() {
+        for _ in 0..READS_PER_TURN {
+            let Some((token, result)) = self.read_results.pop_front() else {
+                break;
+            };
             match self.subscriptions.get_mut(token).map(|s| &s.phase) {
                 None => {}
                 Some(Phase::Starting { .. }) => self.start_subscription(token, result),
