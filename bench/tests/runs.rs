@@ -200,6 +200,50 @@ fn idle_connections_and_subscriptions_are_counted_and_still_there_at_the_end() {
 }
 
 #[test]
+fn puts_stand_beside_publishes_and_every_put_is_accounted_for() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let json = dir.path().join("puts.json");
+    let line = "cache --beside-publishes --rounds 1 --connections 2 --in-flight 32 --duration 500ms --warmup 100ms --json";
+    let mut args: Vec<&str> = line.split_whitespace().collect();
+    args.push(json.to_str().unwrap());
+    let output = bench(&args);
+    assert!(output.status.success(), "{args:?}: {}", text(&output));
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    for kind in ["puts", "publishes"] {
+        assert!(report[kind]["acknowledged"].as_u64() > Some(50), "{report}");
+        assert!(
+            report[kind]["per_s"]["median"].as_f64() > Some(0.0),
+            "{report}"
+        );
+    }
+    assert!(report["read_back"].as_u64() > Some(10), "{report}");
+    assert!(report["ratio"]["median"].as_f64() > Some(0.0), "{report}");
+}
+
+#[test]
+fn a_cache_is_watched_while_it_compacts() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let json = dir.path().join("compaction.json");
+    let line = "cache --compaction --no-probe --duration 3s --warmup 0s --keys 64 --in-flight 16 --value-bytes 8KiB \
+        --mix get=20,put=80 --read-back 10 --json";
+    let mut args: Vec<&str> = line.split_whitespace().collect();
+    args.push(json.to_str().unwrap());
+    let output = bench(&args);
+    assert!(output.status.success(), "{args:?}: {}", text(&output));
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    assert!(
+        report["memory"]["copied_records"].as_u64() > Some(0),
+        "{report}"
+    );
+    let effect = &report["compaction"];
+    assert!(effect["during_us"]["count"].as_u64() > Some(0), "{report}");
+    assert!(
+        effect["otherwise_us"]["count"].as_u64() > Some(0),
+        "{report}"
+    );
+}
+
+#[test]
 fn a_cache_run_checks_every_answer_and_comes_back_after_a_kill() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let json = dir.path().join("cache.json");

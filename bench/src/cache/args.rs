@@ -18,7 +18,14 @@ use crate::units::{parse_bytes, parse_duration};
     # At the owner itself, reads only, all keys alike\n  \
     felix-bench cache --direct --mix get=100 --theta 0\n\n  \
     # What a key costs in memory, and how long a million of them take to come back\n  \
-    felix-bench cache --direct --brokers 1 --keys 1000000 --no-probe --reopen\n\n\
+    felix-bench cache --direct --brokers 1 --keys 1000000 --no-probe --reopen\n\n  \
+    # Forwarded puts set against forwarded publishes of the same size\n  \
+    felix-bench cache --beside-publishes --connections 4 --in-flight 256\n\n  \
+    # What compaction does to everybody else: latencies while it copies, and while it does not\n  \
+    felix-bench cache --compaction --mix get=50,put=50 --keys 2000 --value-bytes 1KiB --duration 20s\n\n  \
+    # Ten million keys on two cores, and their way back after a kill\n  \
+    felix-bench cache --direct --brokers 1 --cores-per-broker 2 --shards 2 --keys 10000000 --value-bytes 20 \\\n    \
+    --in-flight 512 --connections 8 --duration 1s --no-probe --read-back 100000 --reopen\n\n\
     Each worker has one request on its way. A key is written by one worker, so what a read may see\n\
     is known. The ratio sets a lone get beside bare echoes over the same hops in the same run.")]
 pub struct CacheArgs {
@@ -64,9 +71,22 @@ pub struct CacheArgs {
     /// No echoes and lone gets
     #[arg(long)]
     pub no_probe: bool,
+    /// Set operations during compaction beside the others; brings latencies apart, and the log over its
+    /// bound by writing long enough
+    #[arg(long)]
+    pub compaction: bool,
+    /// Keys read back at the end, evenly spread; all of them unless said
+    #[arg(long, value_name = "N")]
+    pub read_back: Option<usize>,
     /// Kill the owner at the end, start it again, and time its way to the first answer
     #[arg(long)]
     pub reopen: bool,
+    /// Instead: puts and publishes of one size in turn, all forwarded, and the ratio of their rates
+    #[arg(long, conflicts_with_all = ["direct", "reopen"])]
+    pub beside_publishes: bool,
+    /// Rounds of each with --beside-publishes
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    pub rounds: usize,
     /// Directory for the brokers' data
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
@@ -132,6 +152,9 @@ impl CacheArgs {
         }
         if self.in_flight == 0 || self.connections == 0 || self.shards == 0 {
             return fail("--in-flight, --connections and --shards must be at least 1".into());
+        }
+        if self.beside_publishes && (self.shards != 1 || self.rounds == 0) {
+            return fail("--beside-publishes takes one shard and at least one round".into());
         }
         if self.keys < self.in_flight {
             return fail(

@@ -1,42 +1,21 @@
 //! The load: workers that ask, one request on its way each, and judge what they are told.
-//!
-//! quinn on tokio, one thread: not the driver under test on both ends.
 
 use std::cell::RefCell;
-use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{bail, Context, Result};
-use bytes::Bytes;
-use felix_uring::wire::client::messages::{
-    Answer, CacheDelete, CacheGet, CachePut, CounterAdd, CounterGet, Message,
-};
-use felix_uring::wire::client::{
-    encode_message, Blob, Features, FrameReader, ReadEvent, ReadLimits, ToClient,
-};
-use quinn::crypto::rustls::QuicClientConfig;
+use anyhow::{bail, Result};
 
 use super::args::{CacheArgs, Mix};
 use super::check::{value_of, CacheVerify, KeyState};
+use super::session::{connect, CachePlan, Session, Told};
 use super::zipf::{Dice, Zipf};
-use crate::client::{auth_message, FelixNames};
 use crate::meter::Latency;
 
-/// An answer that takes longer is given up, and with it the worker's stream.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Keys asked for each shard after a kill; enough that every shard is met.
+const KEYS_TO_MEET_A_SHARD: u64 = 16;
 /// Keys read back at once at the end.
 const READERS: usize = 32;
-
-/// Where to ask and as whom.
-#[derive(Clone)]
-pub struct CachePlan {
-    pub addr: SocketAddr,
-    pub tls: Arc<rustls::ClientConfig>,
-    pub names: FelixNames,
-    pub cache: String,
-}
 
 /// An operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +36,8 @@ pub struct Measured {
     pub operations: u64,
     /// Answers that refuse; nothing is known to be written.
     pub refused: u64,
+    /// When each operation ended, and how long it took; kept only to be set beside compaction.
+    pub timed: Vec<(Instant, u64)>,
 }
 
 impl Measured {
@@ -78,176 +59,6 @@ pub struct Shared {
     pub first_refusal: Option<String>,
 }
 
-/// A stream of cache requests.
-pub struct Session {
-    send: quinn::SendStream,
-    recv: quinn::RecvStream,
-    reader: FrameReader,
-    plan: CachePlan,
-    next_request: u64,
-}
-
-/// What a request came to.
-enum Told {
-    Done,
-    Value(Option<Bytes>),
-    Sum(Option<i64>),
-    Refused(String),
-}
-
-pub async fn connect(plan: &CachePlan) -> Result<(quinn::Endpoint, quinn::Connection)> {
-    let crypto = QuicClientConfig::try_from(plan.tls.as_ref().clone())?;
-    let mut config = quinn::ClientConfig::new(Arc::new(crypto));
-    let mut transport = quinn::TransportConfig::default();
-    transport.keep_alive_interval(Some(Duration::from_secs(2)));
-    config.transport_config(Arc::new(transport));
-    let endpoint = quinn::Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0)))?;
-    let connection = endpoint
-        .connect_with(config, plan.addr, "localhost")?
-        .await
-        .with_context(|| format!("cannot connect to {}", plan.addr))?;
-    Ok((endpoint, connection))
-}
-
-macro_rules! request {
-    ($self:ident, $name:ident { $($field:ident: $value:expr),* $(,)? }) => {
-        $name {
-            tenant_id: $self.plan.names.tenant.clone(),
-            namespace: $self.plan.names.namespace.clone(),
-            cache: $self.plan.cache.clone(),
-            $($field: $value,)*
-        }
-    };
-}
-
-impl Session {
-    pub async fn open(plan: &CachePlan, connection: &quinn::Connection) -> Result<Self> {
-        let (send, recv) = connection.open_bi().await?;
-        let mut session = Self {
-            send,
-            recv,
-            reader: FrameReader::new(ReadLimits::AUTHENTICATED),
-            plan: plan.clone(),
-            next_request: 0,
-        };
-        match session
-            .ask(&auth_message(&plan.names, Features::ERROR_CODES))
-            .await?
-        {
-            Answer::AuthOk(_) | Answer::PlainOk(_) => Ok(session),
-            other => bail!("the token was not taken: {other:?}"),
-        }
-    }
-
-    async fn ask<M: Message>(&mut self, message: &M) -> Result<Answer> {
-        let frame = encode_message(message).context("a request cannot be encoded")?;
-        self.send.write_chunk(frame).await?;
-        tokio::time::timeout(PATIENCE, self.answer())
-            .await
-            .context("no answer in time")?
-    }
-
-    async fn answer(&mut self) -> Result<Answer> {
-        loop {
-            match self.reader.next() {
-                Some(ReadEvent::Frame(frame)) => match ToClient::decode(frame)? {
-                    ToClient::Answer(answer) => return Ok(answer),
-                    other => bail!("not an answer: {other:?}"),
-                },
-                Some(other) => bail!("not a frame: {other:?}"),
-                None => {}
-            }
-            let chunk = self.recv.read_chunk(1 << 20, true).await?;
-            self.reader.push(chunk.context("the stream ended")?.bytes);
-        }
-    }
-
-    async fn told<M: Message>(&mut self, message: &M) -> Result<Told> {
-        Ok(match self.ask(message).await? {
-            Answer::CacheOk(_) | Answer::PlainOk(_) => Told::Done,
-            Answer::CacheValue(value) => Told::Value(value.value.map(|blob| blob.0)),
-            Answer::CounterValue(sum) => Told::Sum(sum.value),
-            Answer::ErrorAnswer(error) => {
-                let code = error.code.as_ref().map_or("no code", |code| code.name());
-                Told::Refused(format!("{code}: {}", error.message))
-            }
-            other => bail!("an unexpected answer: {other:?}"),
-        })
-    }
-
-    fn id(&mut self) -> u64 {
-        self.next_request += 1;
-        self.next_request
-    }
-
-    async fn get(&mut self, key: u64) -> Result<Told> {
-        let request_id = Some(self.id());
-        let get = request!(
-            self,
-            CacheGet {
-                key: name_of(key),
-                request_id: request_id
-            }
-        );
-        self.told(&get).await
-    }
-
-    async fn sum(&mut self, key: u64) -> Result<Told> {
-        let request_id = self.id();
-        let get = request!(
-            self,
-            CounterGet {
-                key: name_of(key),
-                request_id: request_id
-            }
-        );
-        self.told(&get).await
-    }
-
-    async fn put(&mut self, key: u64, value: Bytes) -> Result<Told> {
-        let request_id = Some(self.id());
-        let put = request!(
-            self,
-            CachePut {
-                key: name_of(key),
-                value: Blob(value),
-                request_id: request_id,
-                ttl_ms: None,
-            }
-        );
-        self.told(&put).await
-    }
-
-    async fn delete(&mut self, key: u64) -> Result<Told> {
-        let request_id = Some(self.id());
-        let delete = request!(
-            self,
-            CacheDelete {
-                key: name_of(key),
-                request_id: request_id
-            }
-        );
-        self.told(&delete).await
-    }
-
-    async fn add(&mut self, key: u64, delta: i64) -> Result<Told> {
-        let request_id = self.id();
-        let add = request!(
-            self,
-            CounterAdd {
-                key: name_of(key),
-                delta: delta,
-                request_id: request_id,
-            }
-        );
-        self.told(&add).await
-    }
-}
-
-fn name_of(key: u64) -> String {
-    format!("key-{key:08}")
-}
-
 /// One worker of the load; writes the keys whose number leaves `index` when divided by the workers.
 pub struct Worker {
     pub index: usize,
@@ -257,6 +68,7 @@ pub struct Worker {
     pub zipf: Rc<Zipf>,
     pub shared: Rc<RefCell<Shared>>,
     pub dice: Dice,
+    pub keeps_times: bool,
 }
 
 impl Worker {
@@ -311,8 +123,11 @@ impl Worker {
             if started >= measure_from && ended <= end && was_done {
                 let mut shared = self.shared.borrow_mut();
                 shared.measured.operations += 1;
-                let latency = shared.measured.of(op);
-                latency.record((ended - started).as_nanos() as u64);
+                let took_ns = (ended - started).as_nanos() as u64;
+                shared.measured.of(op).record(took_ns);
+                if self.keeps_times {
+                    shared.measured.timed.push((ended, took_ns));
+                }
             }
         }
     }
@@ -411,12 +226,14 @@ fn judge_removed(
     before.judge(key, low, removed, verify);
 }
 
-/// Every key as it must be now that nothing is on its way.
+/// Every key, or about `most` of them evenly spread, as it must be now that nothing is on its way.
 pub async fn read_back(
     plan: &CachePlan,
     connection: &quinn::Connection,
     shared: &Rc<RefCell<Shared>>,
+    most: Option<usize>,
 ) -> Result<()> {
+    let every = most.map_or(1, |most| shared.borrow().keys.len().div_ceil(most.max(1)));
     let local = tokio::task::LocalSet::new();
     let mut readers = Vec::new();
     for reader in 0..READERS {
@@ -424,7 +241,7 @@ pub async fn read_back(
         let shared = Rc::clone(shared);
         readers.push(local.spawn_local(async move {
             let count = shared.borrow().keys.len();
-            for at in (reader..count).step_by(READERS) {
+            for at in (reader * every..count).step_by(READERS * every) {
                 let value = session.get(at as u64).await?;
                 let sum = session.sum(at as u64).await?;
                 let shared = &mut *shared.borrow_mut();
@@ -484,6 +301,7 @@ pub async fn run(args: &CacheArgs, plan: &CachePlan, shared: &Rc<RefCell<Shared>
             zipf: Rc::clone(&zipf),
             shared: Rc::clone(shared),
             dice: Dice::new(),
+            keeps_times: args.compaction,
         };
         let (barrier, begun) = (Rc::clone(&barrier), Rc::clone(&begun));
         workers.push(local.spawn_local(async move {
@@ -528,15 +346,18 @@ pub async fn lone_gets(args: &CacheArgs, plan: &CachePlan, latency: &mut Latency
     Ok(())
 }
 
-/// Asks for a key until the answer is not a refusal: the index is there.
-pub async fn first_answer(plan: CachePlan) -> Result<()> {
+/// Asks for keys of every shard until the answers are not refusals: the indexes are there.
+pub async fn first_answers(plan: CachePlan, shards: u32) -> Result<()> {
     let (_endpoint, connection) = connect(&plan).await?;
     let mut session = Session::open(&plan, &connection).await?;
-    loop {
-        match session.get(0).await? {
-            Told::Value(_) => return Ok(()),
-            Told::Refused(_) => tokio::time::sleep(Duration::from_millis(5)).await,
-            Told::Done | Told::Sum(_) => bail!("the answer to something else"),
+    for key in 0..KEYS_TO_MEET_A_SHARD * u64::from(shards) {
+        loop {
+            match session.get(key).await? {
+                Told::Value(_) => break,
+                Told::Refused(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+                Told::Done | Told::Sum(_) => bail!("the answer to something else"),
+            }
         }
     }
+    Ok(())
 }

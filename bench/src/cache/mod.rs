@@ -1,13 +1,18 @@
-//! `cache`: gets, puts, deletes and adds, every answer checked, and a lone get beside bare echoes.
+//! `cache`: gets, puts, deletes and adds, every answer checked, and a lone get beside bare echoes; or
+//! puts beside publishes.
 
 mod args;
 mod check;
 mod load;
+mod passes;
+mod puts;
 mod report;
+mod session;
 mod zipf;
 
 pub use args::{CacheArgs, Mix};
 pub use check::CacheVerify;
+pub use puts::PutsReport;
 pub use report::CacheReport;
 
 use std::cell::RefCell;
@@ -18,18 +23,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use felix_uring::cli::{CommandError, Exit};
-use felix_uring::cluster::{BrokerProgram, Cluster, ClusterSpec, ShardedSpec, NAMESPACE, TENANT};
+use felix_uring::cluster::{Cluster, ShardedSpec, NAMESPACE, TENANT};
 use shard_executor::topology::pin_current_thread;
 
 use crate::client::{trust, FelixNames};
 use crate::cpu::{plan_cpus, resident_bytes_of, thread_cpu_seconds, usable_cpus, CpuPlan};
+use crate::forward::spec_of_own;
 use crate::meter::Latency;
 use crate::place::WorkDir;
 use crate::quic::tokio_side::block_on;
 use crate::report::{describe_host, write_json};
 use crate::transport::{measure, ServerProcess, Shape, Side};
-use load::{CachePlan, Measured, Shared};
+use load::{Measured, Shared};
+use passes::{effect_of, CompactionEffect, PassWatch};
 use report::{CacheMemory, CacheRecovery};
+use session::{connect, CachePlan};
 
 /// The cache of a cluster of our own.
 const CACHE: &str = "bench";
@@ -54,6 +62,14 @@ pub fn run_cache(args: &CacheArgs, out: &mut dyn Write) -> Result<Exit, CommandE
         usize::from(args.cores_per_broker),
         128,
     )?;
+    if args.beside_publishes {
+        let report = puts::run(args, &plan, dir.path()).map_err(failed)?;
+        write!(out, "{}", report.render()).map_err(CommandError::failed)?;
+        if let Some(path) = &args.json {
+            write_json(path, &report).map_err(failed)?;
+        }
+        return Ok(Exit::Done);
+    }
     let report = on_own_cluster(args, &plan, dir.path()).map_err(failed)?;
     write!(out, "{}", report.render()).map_err(CommandError::failed)?;
     if let Some(path) = &args.json {
@@ -90,6 +106,9 @@ fn on_own_cluster(args: &CacheArgs, plan: &CpuPlan, dir: &Path) -> Result<CacheR
     let (args_of, cpu) = (args.clone(), plan.client);
     let rss_before_bytes = resident_bytes(cluster.node(owner).pid());
     let (ask_first, ask_owner) = (asked.clone(), other.clone());
+    let watch = args
+        .compaction
+        .then(|| PassWatch::start(cluster.node(owner).admin_addr()));
     // A thread of its own: the pinning ends with it.
     let measured = std::thread::spawn(move || {
         pin_current_thread(&[cpu])?;
@@ -98,12 +117,16 @@ fn on_own_cluster(args: &CacheArgs, plan: &CpuPlan, dir: &Path) -> Result<CacheR
     let mut driven = measured
         .join()
         .map_err(|_| anyhow::anyhow!("the load generator panicked"))??;
+    if let Some(watch) = watch {
+        let spans = watch.finish()?;
+        driven.compaction = Some(effect_of(&driven.measured.timed, &spans));
+    }
     driven.memory = memory_of(&cluster, owner, rss_before_bytes)?;
     if !args.no_probe {
         probe(args, plan, dir, &asked, &mut driven)?;
     }
     if args.reopen {
-        driven.recovery = Some(reopen(&mut cluster, owner, other)?);
+        driven.recovery = Some(reopen(&mut cluster, owner, other, args.shards)?);
     }
     for exit in cluster.stop()? {
         if !exit.is_clean() {
@@ -118,19 +141,22 @@ fn resident_bytes(pid: Option<u32>) -> u64 {
     pid.and_then(resident_bytes_of).unwrap_or(0)
 }
 
+/// The sum of a metric over its cores; 0 when there is none.
+fn metric_of(metrics: &str, name: &str) -> u64 {
+    let values = metrics.lines().filter(|line| {
+        line.strip_prefix(name)
+            .is_some_and(|rest| rest.starts_with(['{', ' ']))
+    });
+    let values = values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+    values.sum::<f64>() as u64
+}
+
 fn memory_of(cluster: &Cluster, owner: usize, rss_before_bytes: u64) -> Result<CacheMemory> {
     // The gauges are told once a second.
     std::thread::sleep(Duration::from_millis(1500));
     let node = cluster.node(owner);
     let metrics = node.metrics()?;
-    let metric = |name: &str| {
-        let values = metrics.lines().filter(|line| {
-            line.strip_prefix(name)
-                .is_some_and(|rest| rest.starts_with(['{', ' ']))
-        });
-        let values = values.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
-        values.sum::<f64>() as u64
-    };
+    let metric = |name: &str| metric_of(&metrics, name);
     Ok(CacheMemory {
         rss_before_bytes,
         rss_after_bytes: resident_bytes(node.pid()),
@@ -142,14 +168,19 @@ fn memory_of(cluster: &Cluster, owner: usize, rss_before_bytes: u64) -> Result<C
 }
 
 /// Kills the owner, starts it again, and asks until it answers.
-fn reopen(cluster: &mut Cluster, owner: usize, plan: CachePlan) -> Result<CacheRecovery> {
+fn reopen(
+    cluster: &mut Cluster,
+    owner: usize,
+    plan: CachePlan,
+    shards: u32,
+) -> Result<CacheRecovery> {
     let node = cluster.node_mut(owner);
     node.kill()?;
     let started = Instant::now();
     node.start()?;
     node.wait_ready()?;
     let ready = Instant::now();
-    let answered = std::thread::spawn(move || block_on(load::first_answer(plan)));
+    let answered = std::thread::spawn(move || block_on(load::first_answers(plan, shards)));
     answered
         .join()
         .map_err(|_| anyhow::anyhow!("the load generator panicked"))??;
@@ -161,20 +192,13 @@ fn reopen(cluster: &mut Cluster, owner: usize, plan: CachePlan) -> Result<CacheR
 }
 
 fn start(args: &CacheArgs, plan: &CpuPlan, dir: &Path) -> Result<Cluster> {
-    let brokers = usize::from(args.brokers);
-    let owners: Vec<usize> = match brokers {
-        1 => vec![0],
-        n => (1..n).collect(),
-    };
-    let program = BrokerProgram {
-        path: std::env::current_exe()?,
-        args: vec!["broker".into()],
-    };
-    let mut spec = ClusterSpec::new(dir.join("cluster"), brokers, program);
+    let (mut spec, owners) = spec_of_own(dir, plan, usize::from(args.brokers))?;
     spec.cores_per_node = usize::from(args.cores_per_broker);
-    spec.cpus = plan.brokers.clone();
     spec.extra_args = args.serve_flags.clone();
     spec.caches = vec![ShardedSpec::new(CACHE, args.shards).led_by(&owners)];
+    if args.beside_publishes {
+        spec.streams = vec![ShardedSpec::new(CACHE, 1).led_by(&owners)];
+    }
     Ok(Cluster::start(&spec)?)
 }
 
@@ -186,6 +210,7 @@ pub(crate) struct Driven {
     pub client_cpu_s: f64,
     pub memory: CacheMemory,
     pub recovery: Option<CacheRecovery>,
+    pub compaction: Option<CompactionEffect>,
     pub lone_get: Latency,
     /// One hop from the client, and one between brokers' own driver.
     pub echo_client: Latency,
@@ -203,8 +228,8 @@ async fn drive(args: CacheArgs, asked: CachePlan, other: CachePlan) -> Result<Dr
     load::run(&args, &asked, &shared).await?;
     let client_cpu_s = thread_cpu_seconds() - cpu_before;
     // At the owner, whoever was asked before: every broker must say the same.
-    let (_endpoint, connection) = load::connect(&other).await?;
-    load::read_back(&other, &connection, &shared).await?;
+    let (_endpoint, connection) = connect(&other).await?;
+    load::read_back(&other, &connection, &shared, args.read_back).await?;
     let shared = &mut *shared.borrow_mut();
     Ok(Driven {
         measured: std::mem::take(&mut shared.measured),
@@ -213,6 +238,7 @@ async fn drive(args: CacheArgs, asked: CachePlan, other: CachePlan) -> Result<Dr
         client_cpu_s,
         memory: CacheMemory::default(),
         recovery: None,
+        compaction: None,
         lone_get: Latency::new(),
         echo_client: Latency::new(),
         echo_peer: Latency::new(),

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::args::{CacheArgs, Mix};
 use super::check::CacheVerify;
+use super::passes::CompactionEffect;
 use super::Driven;
 use crate::meter::LatencySummary;
 use crate::report::{count, micros, Host};
@@ -23,6 +24,8 @@ pub struct CacheReport {
     pub probe: Option<CacheProbe>,
     pub memory: CacheMemory,
     pub recovery: Option<CacheRecovery>,
+    /// With `--compaction`.
+    pub compaction: Option<CompactionEffect>,
     pub host: Host,
 }
 
@@ -144,6 +147,7 @@ pub(super) fn make(args: &CacheArgs, driven: Driven, host: Host) -> CacheReport 
         probe,
         memory: driven.memory.clone(),
         recovery: driven.recovery.clone(),
+        compaction: driven.compaction,
         host,
     }
 }
@@ -194,6 +198,7 @@ impl CacheReport {
                 probe.ratio
             );
         }
+        self.render_keeping(&mut out);
         let _ =
             writeln!(
             out,
@@ -207,5 +212,41 @@ impl CacheReport {
             r.first_refusal.as_ref().map_or(String::new(), |why| format!(" ({why})"))
         );
         out
+    }
+
+    /// What the keys cost, how they came back, what compaction did.
+    fn render_keeping(&self, out: &mut String) {
+        let (m, keys) = (&self.memory, self.workload.keys.max(1));
+        let grown = m.rss_after_bytes.saturating_sub(m.rss_before_bytes);
+        let _ = writeln!(
+            out,
+            "memory   {} bytes a key by the broker's account, {} of its process; values {} MiB",
+            m.index_bytes / keys,
+            grown.saturating_sub(m.value_bytes) / keys,
+            m.value_bytes >> 20,
+        );
+        if let Some(recovery) = &self.recovery {
+            let _ = writeln!(
+                out,
+                "reopened ready in {:.2} s, every shard read after {:.2} s more, {} MiB resident",
+                recovery.ready_s,
+                recovery.first_answer_s,
+                recovery.rss_bytes >> 20
+            );
+        }
+        if let Some(effect) = &self.compaction {
+            let _ = writeln!(
+                out,
+                "compaction {} passes, {} records copied in {:.1} s: p99 {} during ({}), {} otherwise ({}), ratio {:.2}",
+                m.compactions,
+                m.copied_records,
+                effect.copying_s,
+                micros(effect.during_us.p99),
+                effect.during_us.count,
+                micros(effect.otherwise_us.p99),
+                effect.otherwise_us.count,
+                effect.p99_ratio
+            );
+        }
     }
 }

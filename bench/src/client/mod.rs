@@ -11,6 +11,6 @@ mod trust;
 
 pub use load::{load_pump, run_load, transport_settings, wait};
 pub use reader::{ask_owners, ask_width, read_shard, ReadPlan, StreamWidth};
-pub use speak::{auth_message, FelixNames, Heard, Protocol, Speaker};
+pub use speak::{auth_message, key_of_put, FelixNames, Heard, Protocol, Speaker, KEYS_OF_A_WRITER};
 pub use spec::{LoadError, LoadReport, LoadSpec, Progress, Tally, Target};
 pub use trust::trust;

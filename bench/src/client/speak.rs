@@ -4,19 +4,23 @@
 //! Sans-IO. The load loop does not know which of the two it drives, so that both cost it the same.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use felix_uring::wire::client::messages::{Answer, Auth};
+use felix_uring::wire::client::messages::{Answer, Auth, CachePut};
 use felix_uring::wire::client::{
-    encode_message, AckGranularity, AckRequest, Features, Flags, FrameReader, Payloads,
+    encode_message, AckGranularity, AckRequest, Blob, Features, Flags, FrameReader, Payloads,
     PublishBatch, PublishOutcome, ReadEvent, ReadLimits, Refusal, RetryClass, ToClient,
 };
 
+use crate::record::parse_record;
 use crate::relay::frames::{self, ACK_BYTES};
 
 /// Whom the load generator talks to.
 #[derive(Debug, Clone)]
 pub enum Protocol {
-    /// Brokers.
+    /// Brokers, with publishes.
     Felix(FelixNames),
+    /// Brokers, with a put of each record into the cache that the names call a stream; a batch is one
+    /// record.
+    Puts(FelixNames),
     /// The relay probe.
     Relay,
 }
@@ -77,7 +81,7 @@ impl Protocol {
     /// A fresh stream and what it says first.
     pub fn open(&self) -> Result<(Speaker, Option<Bytes>), String> {
         match self {
-            Self::Felix(names) => {
+            Self::Felix(names) | Self::Puts(names) => {
                 let hello = encode_message(&auth_message(names, Features::ERROR_CODES))
                     .map_err(|error| error.to_string())?;
                 let speaker = Speaker::Felix {
@@ -118,6 +122,22 @@ impl Protocol {
                 };
                 batch.encode_parts().map_err(|e| e.to_string())
             }
+            Self::Puts(names) => {
+                // A count of one, a length, the record.
+                let value = section.slice(SECTION_HEAD_BYTES.min(section.len())..);
+                let record = parse_record(&value).map_err(|error| error.to_string())?;
+                let put = CachePut {
+                    tenant_id: names.tenant.clone(),
+                    namespace: names.namespace.clone(),
+                    cache: names.stream.clone(),
+                    key: key_of_put(record.writer, record.sequence),
+                    value: Blob(value),
+                    request_id: Some(request_id),
+                    ttl_ms: None,
+                };
+                let frame = encode_message(&put).map_err(|error| error.to_string())?;
+                Ok([frame, Bytes::new()])
+            }
             Self::Relay => {
                 let mut header = BytesMut::with_capacity(frames::HEADER_BYTES);
                 header.put_u32(section.len() as u32);
@@ -126,6 +146,16 @@ impl Protocol {
             }
         }
     }
+}
+
+/// Keys of one writer; it goes through them round and round.
+pub const KEYS_OF_A_WRITER: u64 = 256;
+/// Before the record in a section that has one.
+const SECTION_HEAD_BYTES: usize = 8;
+
+/// Where a writer puts a record.
+pub fn key_of_put(writer: u32, sequence: u64) -> String {
+    format!("w{writer}-{}", sequence % KEYS_OF_A_WRITER)
 }
 
 /// The first message of a stream.
@@ -220,6 +250,10 @@ fn judge(answer: Answer, authenticated: &mut bool) -> Option<Heard> {
             request_id: error.request_id,
             refusal: Box::new(error.refusal()),
         }),
+        Answer::CacheOk(ok) => Some(Heard::Accepted {
+            request_id: ok.request_id,
+            offset: None,
+        }),
         Answer::ErrorAnswer(error) => {
             let code = error.code.as_ref().map_or("no code", |code| code.name());
             Some(broken(format!("{code}: {}", error.message)))
@@ -262,7 +296,7 @@ pub fn verdict(refusal: &Refusal) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use felix_uring::wire::client::{ErrorCode, PublishAck, ToBroker};
+    use felix_uring::wire::client::{ErrorCode, PublishAck, Request, ToBroker};
 
     fn names() -> FelixNames {
         FelixNames {
@@ -291,6 +325,26 @@ mod tests {
         assert_eq!(batch.ack.unwrap().request_id, 7);
         assert_eq!(batch.key.as_deref(), Some(&b"k"[..]));
         assert_eq!(batch.payloads.len(), 3);
+    }
+
+    #[test]
+    fn a_put_is_one_a_broker_reads_under_a_key_of_its_writer() {
+        let protocol = Protocol::Puts(names());
+        let section = crate::record::RecordMaker::new(1, 64).section(3, 0, KEYS_OF_A_WRITER + 5, 1);
+        let parts = protocol.publish(7, None, section.freeze()).unwrap();
+        let mut reader = FrameReader::new(ReadLimits::AUTHENTICATED);
+        parts.into_iter().for_each(|part| reader.push(part));
+        let Some(ReadEvent::Frame(frame)) = reader.next() else {
+            panic!("no frame");
+        };
+        let Ok(ToBroker::Request(Request::CachePut(put))) = ToBroker::decode(frame) else {
+            panic!("no put");
+        };
+        assert_eq!((&*put.key, put.request_id), ("w3-5", Some(7)));
+        assert_eq!(
+            parse_record(&put.value.0).unwrap().sequence,
+            KEYS_OF_A_WRITER + 5
+        );
     }
 
     #[test]

@@ -43,21 +43,32 @@ pub struct Destination {
     pub admins: Vec<(String, SocketAddr)>,
 }
 
+/// Brokers that are this program again, on the CPUs of the plan, and which of them own shards: all but
+/// the first, which forwards.
+pub fn spec_of_own(
+    dir: &Path,
+    plan: &CpuPlan,
+    brokers: usize,
+) -> Result<(ClusterSpec, Vec<usize>)> {
+    let owners = match brokers {
+        1 => vec![0],
+        n => (1..n).collect(),
+    };
+    let program = BrokerProgram {
+        path: std::env::current_exe()?,
+        args: vec!["broker".into()],
+    };
+    let mut spec = ClusterSpec::new(dir.join("cluster"), brokers, program);
+    spec.cpus = plan.brokers.clone();
+    Ok((spec, owners))
+}
+
 impl Destination {
     /// Starts brokers: the shards live on all but the first, which forwards.
     pub fn start(args: &ForwardArgs, dir: &Path, plan: &CpuPlan) -> Result<Self> {
         let brokers = usize::from(args.brokers);
-        let owners: Vec<usize> = match brokers {
-            1 => vec![0],
-            n => (1..n).collect(),
-        };
-        let program = BrokerProgram {
-            path: std::env::current_exe()?,
-            args: vec!["broker".into()],
-        };
-        let mut spec = ClusterSpec::new(dir.join("cluster"), brokers, program);
+        let (mut spec, owners) = spec_of_own(dir, plan, brokers)?;
         spec.cores_per_node = usize::from(args.cores_per_broker);
-        spec.cpus = plan.brokers.clone();
         spec.queue_depth = Some(args.queue_depth);
         spec.extra_args = args.serve_flags.clone();
         let mut stream = ShardedSpec::new(OWN_STREAM, args.shards).led_by(&owners);

@@ -13,9 +13,9 @@ mod rounds;
 pub use accounts::metric;
 pub use args::{broker_spin_us, Ack, Durability, ForwardArgs, Verify, BROKER_SPIN_US};
 pub use beside::{run_beside, BesideArgs, BesideReport};
-pub use cluster::{keys_for, Destination};
+pub use cluster::{keys_for, spec_of_own, Destination};
 pub use copies::compare_copies;
-pub use drive::drive;
+pub use drive::{drive, Edge};
 pub use path::{one_outstanding, PathProbe, PathSample};
 pub use readback::read_back_shard;
 

@@ -402,7 +402,7 @@ impl Fan {
             conn.to_ask -= 1;
             let stream = self.open(id)?;
             match self.spec.protocol.clone() {
-                Protocol::Felix(names) => {
+                Protocol::Felix(names) | Protocol::Puts(names) => {
                     let request = subscribe_request(&names)
                         .map_err(|error| LoadError::Setup(error.to_string()))?;
                     self.send((id, stream), request)?;
