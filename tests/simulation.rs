@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use felix_uring::sim::check::readings::ReadingCounts;
 use felix_uring::sim::seeds::kept_seeds;
 use felix_uring::sim::{keep_panics_for_reports, run_seed, run_seed_with_unsafe_promotion};
 
@@ -22,6 +23,7 @@ fn simulated_clusters_keep_their_invariants() {
     let mut faults: BTreeMap<&str, u64> = BTreeMap::new();
     let (mut acked, mut cached, mut refused, mut unknown) = (0, 0, 0, 0);
     let (mut quorum, mut truncations, mut bootstraps, mut rebuilds) = (0, 0, 0, 0);
+    let mut readings = ReadingCounts::new();
     for seed in kept.iter().map(|kept| kept.seed).chain(0..seeds()) {
         let report = run_seed(seed, false);
         if let Some(failure) = report.failure {
@@ -38,6 +40,9 @@ fn simulated_clusters_keep_their_invariants() {
         truncations += report.replication.truncations;
         bootstraps += report.replication.bootstraps;
         rebuilds += report.replication.rebuilds;
+        for (what, count) in report.readings {
+            *readings.entry(what).or_default() += count;
+        }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
     for (what, count) in [
@@ -55,6 +60,20 @@ fn simulated_clusters_keep_their_invariants() {
         ("rebuilds", rebuilds),
     ] {
         assert!(count > 0, "no {what}: repair is not exercised");
+    }
+    for must in [
+        "compactions",
+        "copies",
+        "expiries",
+        "openings_of_compacted_logs",
+        "first_records",
+        "groups_taken_over",
+        "groups_drained",
+        "group_deliveries",
+        "group_redeliveries",
+        "group_positions",
+    ] {
+        assert!(readings.get(must) > Some(&0), "{must}: {readings:?}");
     }
     for must in [
         "drop_connection",

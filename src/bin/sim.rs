@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
+use felix_uring::sim::check::readings::ReadingCounts;
 use felix_uring::sim::env::Fault;
 use felix_uring::sim::seeds::kept_seeds;
 use felix_uring::sim::{
@@ -65,6 +66,7 @@ struct Totals {
     virtual_ms: u64,
     acked_quorum: u64,
     replication: ReplicationCounts,
+    readings: ReadingCounts,
 }
 
 impl Totals {
@@ -92,6 +94,9 @@ impl Totals {
         all.conflicts += one.conflicts;
         all.bootstraps += one.bootstraps;
         all.rebuilds += one.rebuilds;
+        for (what, count) in &report.readings {
+            *self.readings.entry(what).or_default() += count;
+        }
     }
 }
 
@@ -179,6 +184,7 @@ fn summarise(totals: &Totals, started: Instant) {
             "bootstraps": totals.replication.bootstraps,
             "rebuilds": totals.replication.rebuilds,
         },
+        "readings": totals.readings,
         "requests": totals.requests,
         "refused": totals.refused,
         "indeterminate": totals.indeterminate,

@@ -40,7 +40,7 @@ pub use model::{
 };
 pub use parse::parse_catalog;
 pub use placement::{core_of, rank_nodes};
-pub use routes::{RouteTable, ShardRoute, StreamRoute};
+pub use routes::{NameMap, RouteTable, ShardRoute, StreamRoute};
 pub use section::{Located, Section};
 pub use transition::check_transition;
 pub use watch::{CatalogFile, CatalogWatch};

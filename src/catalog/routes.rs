@@ -114,10 +114,13 @@ impl<'a> Borrow<dyn FullName + 'a> for StoredName {
     }
 }
 
-/// A multiply-rotate hash over words. Its keys come from the operator's file, so nobody
+/// A multiply-rotate hash over words, for maps whose keys come from the operator's file: nobody
 /// outside can choose names that collide.
 #[derive(Debug, Default)]
-struct NameHasher(u64);
+pub struct NameHasher(u64);
+
+/// A map by what the operator's file names.
+pub type NameMap<K, V> = HashMap<K, V, BuildHasherDefault<NameHasher>>;
 
 impl NameHasher {
     fn word(&mut self, word: u64) {
@@ -158,7 +161,7 @@ pub struct RouteTable {
     catalog: Arc<Catalog>,
     me: Option<NodeIdx>,
     cores: u16,
-    routes: HashMap<StoredName, StreamRoute, BuildHasherDefault<NameHasher>>,
+    routes: NameMap<StoredName, StreamRoute>,
 }
 
 impl RouteTable {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::catalog::SimCatalog;
 use super::check::Judge;
+use super::consumers::Consumers;
 use super::core::CoreInput;
 use super::faults::DiskCrash;
 use super::network::{Network, NetworkEvent};
@@ -41,6 +42,8 @@ pub enum Event {
     },
     /// A client sends its next request.
     Request,
+    /// A member of a consumer group does.
+    GroupRequest,
     /// The next fault of the plan.
     Strike,
     Restart {
@@ -161,6 +164,9 @@ pub struct Plan {
     pub strikes: usize,
     pub strike_gap_us: u64,
     pub moves: usize,
+    pub group_requests: usize,
+    /// The cache gets more than its share of requests and of new leaders.
+    pub prefers_cache: bool,
     pub stall_per_mille: u64,
     pub dial_fails_per_mille: u64,
     pub shed_per_mille: u64,
@@ -182,6 +188,7 @@ pub struct Env {
     pub catalog: SimCatalog,
     pub judge: Judge,
     pub trace: Trace,
+    pub consumers: Consumers,
     pub plan: Plan,
     pub faults: BTreeMap<Fault, u64>,
     /// The life each broker is in; `None` while it is down.

@@ -21,7 +21,7 @@ pub enum DiskCrash {
 
 impl Plan {
     /// A run's shape, drawn from its seed.
-    pub fn draw(choices: &mut Choices) -> Self {
+    pub fn draw(choices: &mut Choices, upkeep: &mut Choices) -> Self {
         let nodes = choices.between(3, 5) as usize;
         let is_calm = choices.chance(100);
         let rate = |choices: &mut Choices, most: u64| match is_calm {
@@ -36,6 +36,8 @@ impl Plan {
             strikes: rate(choices, 14) as usize,
             strike_gap_us: *choices.pick(&[100_000, 400_000]),
             moves: choices.below(9) as usize,
+            group_requests: upkeep.between(40, 160) as usize,
+            prefers_cache: upkeep.chance(400),
             stall_per_mille: rate(choices, 8),
             dial_fails_per_mille: rate(choices, 200),
             shed_per_mille: rate(choices, 100),

@@ -7,11 +7,13 @@
 //! * [`world`], [`env`], [`queue`], [`random`], [`trace`]: time, chance, what happened.
 //! * [`network`], [`disk`], [`log`], [`catalog`]: what surrounds a broker.
 //! * [`core`]: a broker's core, the machines of [`crate::proto`] behind a thin driver.
-//! * [`workload`], [`faults`], [`operator`], [`moves`]: what is asked, what goes wrong, who leads next.
+//! * [`workload`], [`consumers`], [`faults`], [`operator`], [`moves`]: what is asked, what goes
+//!   wrong, who leads next.
 //! * [`check`]: the invariants.
 
 pub mod catalog;
 pub mod check;
+pub mod consumers;
 pub mod core;
 pub mod disk;
 pub mod env;
@@ -32,6 +34,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
+use check::readings::ReadingCounts;
 use env::Fault;
 use world::World;
 
@@ -55,6 +58,7 @@ pub struct SeedReport {
     /// Acknowledged records of `Quorum` shards with followers.
     pub acked_quorum: u64,
     pub replication: ReplicationCounts,
+    pub readings: ReadingCounts,
 }
 
 /// What replication did in one run.
@@ -120,6 +124,7 @@ fn run_world(mut world: World, seed: u64) -> SeedReport {
         gone: env.judge.gone,
         acked_quorum: env.judge.acked_quorum,
         replication: env.judge.replication.counts,
+        readings: env.judge.readings.counts.clone(),
     }
 }
 

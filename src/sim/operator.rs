@@ -26,11 +26,9 @@ pub struct Replacement {
 impl World {
     /// One act: a replicated shard gets a new generation, an unreplicated one another broker.
     pub fn operate_once(&mut self) {
-        let drawn = self
-            .env
-            .random
-            .schedule
-            .index(self.env.catalog.shards.len());
+        let shards = self.env.catalog.shards.len();
+        let drawn = self.env.random.schedule.index(shards);
+        let drawn = self.env.preferred_shard(drawn);
         // Often one shard again and again: what one leader leaves behind meets the next but one.
         let is_same = self.env.random.schedule.chance(500);
         let shard = self.last_moved.filter(|_| is_same).unwrap_or(drawn);

@@ -57,6 +57,8 @@ pub struct Random {
     pub schedule: Choices,
     pub workload: Choices,
     pub faults: Choices,
+    /// What brokers do of their own accord, and consumer groups.
+    pub upkeep: Choices,
 }
 
 impl Random {
@@ -67,6 +69,7 @@ impl Random {
             schedule: Choices::new(seed, 3),
             workload: Choices::new(seed, 4),
             faults: Choices::new(seed, 5),
+            upkeep: Choices::new(seed, 6),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::catalog::Shard;
 use super::core::Work;
 use super::env::{Env, Fault};
 use super::random::Choices;
@@ -85,7 +86,8 @@ pub fn delta_of(id: u64) -> i64 {
 impl Env {
     /// The next request, for a client of any broker that is up.
     pub fn next_request(&mut self, id: u64) -> Arc<Request> {
-        let shard = self.random.workload.index(self.catalog.shards.len());
+        let drawn = self.random.workload.index(self.catalog.shards.len());
+        let shard = self.preferred_shard(drawn);
         let is_cache = self.catalog.shards[shard].is_cache();
         let choices = &mut self.random.workload;
         let work = match is_cache {
@@ -106,6 +108,15 @@ impl Env {
 }
 
 impl Env {
+    /// The cache, more often than not, in runs that are about it; otherwise what was drawn.
+    pub fn preferred_shard(&mut self, drawn: usize) -> usize {
+        let cache = self.catalog.shards.iter().position(Shard::is_cache);
+        match cache.filter(|_| self.plan.prefers_cache && self.random.upkeep.chance(600)) {
+            Some(cache) => cache,
+            None => drawn,
+        }
+    }
+
     /// A write to each log of a shard, numbered from `id` on.
     pub fn last_requests(&mut self, id: u64, shard: usize) -> Vec<Arc<Request>> {
         let mark = RecordMark {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::catalog::{shard_id, Acknowledge, Assignment, Shard, SimCatalog};
 use super::check::Judge;
+use super::consumers::Consumers;
 use super::core::{Core, CoreInput};
 use super::disk::Journal;
 use super::env::{CoreAt, Env, Event, Fault, Plan};
@@ -52,6 +53,7 @@ pub struct World {
     requests_made: u64,
     /// Requests beside those of the plan, numbered apart from them.
     extra_requests_made: u64,
+    group_requests_made: usize,
     strikes_made: usize,
     moves_made: usize,
     heal_at_us: Option<u64>,
@@ -60,7 +62,8 @@ pub struct World {
 impl World {
     pub fn new(seed: u64, is_shown: bool) -> Self {
         let mut shape = Choices::new(seed, 0);
-        let plan = Plan::draw(&mut shape);
+        let mut random = Random::new(seed);
+        let plan = Plan::draw(&mut shape, &mut random.upkeep);
         let nodes = plan.nodes;
         let latency_us = (0..nodes)
             .map(|_| (0..nodes).map(|_| shape.between(40, 2_000)).collect())
@@ -69,11 +72,12 @@ impl World {
         let env = Env {
             now_us: 0,
             queue: Queue::default(),
-            random: Random::new(seed),
+            random,
             network: Network::new(latency_us, plan.cores),
             catalog,
             judge: Judge::new(plan.legacy_nodes.clone()),
             trace: Trace::new(is_shown),
+            consumers: Consumers::default(),
             faults: BTreeMap::new(),
             incarnation: vec![None; nodes],
             slow_factor: vec![1; nodes],
@@ -103,6 +107,7 @@ impl World {
             failed: vec![false; nodes],
             requests_made: 0,
             extra_requests_made: 0,
+            group_requests_made: 0,
             strikes_made: 0,
             moves_made: 0,
             heal_at_us: None,
@@ -111,6 +116,7 @@ impl World {
             world.start(node, Vec::new());
         }
         world.env.queue.push(1_000, Event::Request);
+        world.env.queue.push(2_000, Event::GroupRequest);
         world.env.queue.push(5_000, Event::Strike);
         world.env.queue.push(50_000, Event::Operator);
         world
@@ -174,6 +180,7 @@ impl World {
                 }
             }
             Event::Request => self.make_request(),
+            Event::GroupRequest => self.make_group_request(),
             Event::Strike => self.make_strike(),
             Event::Operator => self.operate(),
             Event::MoveOn { shard } => self.move_on(shard),
@@ -363,6 +370,17 @@ impl World {
         self.env.queue.push(at_us, Event::Request);
     }
 
+    fn make_group_request(&mut self) {
+        if self.group_requests_made == self.env.plan.group_requests || !self.env.may_inject {
+            return;
+        }
+        self.group_requests_made += 1;
+        self.ask_a_group();
+        let gap_us = self.env.plan.request_gap_us;
+        let at_us = self.env.now_us + self.env.random.upkeep.below(2 * gap_us);
+        self.env.queue.push(at_us, Event::GroupRequest);
+    }
+
     fn make_strike(&mut self) {
         if self.strikes_made == self.env.plan.strikes {
             return self.heal_when_done();
@@ -409,6 +427,7 @@ impl World {
             return;
         }
         self.last_words += 1;
+        self.drain_groups();
         for shard in 0..self.env.catalog.shards.len() {
             let leader = self.env.catalog.current(shard).leader;
             let Some(incarnation) = self.env.incarnation[leader] else {

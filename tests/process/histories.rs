@@ -1,7 +1,9 @@
-//! Histories of caches and counters recorded from clients of two brokers while the owner is killed
-//! and started again: every key's history must be linearizable.
+//! Histories of caches and counters recorded from clients of every broker, while the owner is killed
+//! and started again, and while the shard moves from broker to broker: every key's history must be
+//! linearizable. Over a failover that is promised of the values of a `quorum` cache; a counter is
+//! acknowledged by its leader alone.
 //!
-//! `FELIX_HISTORY_KILLS` is the number of kills (2 unless set).
+//! `FELIX_HISTORY_KILLS` is the number of kills, or of moves (2 unless set).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,10 +17,12 @@ use felix_uring::wire::client::messages::{
     CacheDelete, CacheGet, CachePut, CounterAdd, CounterGet,
 };
 use felix_uring::wire::client::{encode_message, Answer, Blob, RetryClass, ToClient};
+use tokio::task::JoinHandle;
 
 use crate::support::brokers::Brokers;
 use crate::support::cache_client::CACHE;
 use crate::support::client::{Client, Stream};
+use crate::support::failover::{CopiedShard, LATER};
 use crate::support::linear::{is_linearizable, Call, Operation, Seen};
 
 /// Clients of each broker.
@@ -35,12 +39,62 @@ const MOST_STEPS: usize = 3_000_000;
 struct Run {
     started: Instant,
     is_over: AtomicBool,
+    has_counters: bool,
     next_value: AtomicU64,
     /// By key.
     histories: Mutex<BTreeMap<String, Vec<Operation>>>,
 }
 
 impl Run {
+    fn new(has_counters: bool) -> Arc<Self> {
+        Arc::new(Self {
+            started: Instant::now(),
+            is_over: AtomicBool::new(false),
+            has_counters,
+            next_value: AtomicU64::new(1),
+            histories: Mutex::new(BTreeMap::new()),
+        })
+    }
+
+    /// Clients that ask at random, some at each broker.
+    fn start_clients(self: &Arc<Self>, brokers: &Brokers) -> Vec<JoinHandle<()>> {
+        let nodes = brokers.cluster.nodes().len();
+        let clients = 0..CLIENTS * nodes;
+        let tasks = clients.map(|client| {
+            let node = brokers.cluster.node(client % nodes);
+            let broker = (node.client_addr(), brokers.cluster.ca().to_owned());
+            let seed = 0x9E37_79B9 + client as u64 * 7919;
+            let task = ask_at_random(Arc::clone(self), broker, brokers.token(), seed);
+            tokio::spawn(task)
+        });
+        tasks.collect()
+    }
+
+    /// Ends the clients and judges what they saw.
+    async fn judge(&self, clients: Vec<JoinHandle<()>>) {
+        self.is_over.store(true, Ordering::Relaxed);
+        for client in clients {
+            client.await.expect("no client panicked");
+        }
+        let histories = self.histories.lock().expect("no client panicked");
+        let kinds = 1 + u64::from(self.has_counters);
+        assert_eq!(histories.len() as u64, kinds * KEYS);
+        let mut operations = 0;
+        for (key, history) in histories.iter() {
+            operations += history.len();
+            match is_linearizable(history, MOST_STEPS) {
+                Some(true) => {}
+                Some(false) => panic!("{key} is not linearizable: {history:#?}"),
+                None => panic!(
+                    "{key}: the search over {} operations is too large",
+                    history.len()
+                ),
+            }
+        }
+        assert!(operations > 200, "{operations} operations");
+        println!("{operations} operations of {} keys", histories.len());
+    }
+
     fn now_ns(&self) -> u64 {
         self.started.elapsed().as_nanos() as u64
     }
@@ -162,7 +216,7 @@ async fn ask_at_random(
             }
             continue;
         };
-        let (kind, key) = match roll(2) {
+        let (kind, key) = match roll(1 + u64::from(run.has_counters)) {
             0 => (0, format!("value-{}", roll(KEYS))),
             _ => (1, format!("sum-{}", roll(KEYS))),
         };
@@ -204,51 +258,60 @@ async fn ask_at_random(
     }
 }
 
+fn rounds() -> usize {
+    std::env::var("FELIX_HISTORY_KILLS").map_or(2, |n| n.parse().expect("a number"))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_clients_saw_over_kills_of_the_owner_is_linearizable() {
-    let kills = std::env::var("FELIX_HISTORY_KILLS").map_or(2, |n| n.parse().expect("a number"));
     let mut brokers = Brokers::start_with(2, |spec| {
         spec.caches = vec![ShardedSpec::new(CACHE, 1).led_by(&[0])];
     });
-    let run = Arc::new(Run {
-        started: Instant::now(),
-        is_over: AtomicBool::new(false),
-        next_value: AtomicU64::new(1),
-        histories: Mutex::new(BTreeMap::new()),
-    });
-    let mut clients = Vec::new();
-    for client in 0..2 * CLIENTS {
-        let node = brokers.cluster.node(client % 2);
-        let broker = (node.client_addr(), brokers.cluster.ca().to_owned());
-        let seed = 0x9E37_79B9 + client as u64 * 7919;
-        let task = ask_at_random(Arc::clone(&run), broker, brokers.token(), seed);
-        clients.push(tokio::spawn(task));
-    }
-    for _ in 0..kills {
+    let run = Run::new(true);
+    let clients = run.start_clients(&brokers);
+    for _ in 0..rounds() {
         tokio::time::sleep(BETWEEN).await;
         let killed = brokers.cluster.node_mut(0).kill();
         killed.unwrap_or_else(|e| panic!("{e}"));
         tokio::task::block_in_place(|| brokers.start_node(0));
     }
     tokio::time::sleep(BETWEEN).await;
-    run.is_over.store(true, Ordering::Relaxed);
-    for client in clients {
-        client.await.expect("no client panicked");
+    run.judge(clients).await;
+}
+
+/// The shard goes from broker to broker, its leader killed or told to stop, and comes back to it as
+/// a copy: no value that a majority was answered for is missing, and none comes back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_clients_saw_over_moves_of_a_quorum_cache_is_linearizable() {
+    let mut brokers = Brokers::start_with(3, |spec| {
+        spec.caches = vec![ShardedSpec {
+            replicas: 3,
+            consistency: Some("quorum".to_string()),
+            ..ShardedSpec::new(CACHE, 1).led_by(&[0])
+        }];
+    });
+    let shard = CopiedShard {
+        kind: "cache",
+        name: CACHE,
+    };
+    brokers.wait_metric_for(0, "felix_replicated_shards_open", 1.0, LATER);
+    let run = Run::new(false);
+    let clients = run.start_clients(&brokers);
+    let mut leader = 0;
+    for round in 0..rounds() {
+        tokio::time::sleep(BETWEEN).await;
+        let gone = leader;
+        let node = brokers.cluster.node_mut(gone);
+        let ended = match round % 2 {
+            0 => node.kill(),
+            _ => tokio::task::block_in_place(|| node.stop()).map(|_| ()),
+        };
+        ended.unwrap_or_else(|e| panic!("{e}"));
+        leader = shard.replace(&brokers, gone, 2 + round as u64).await;
+        tokio::time::sleep(BETWEEN).await;
+        tokio::task::block_in_place(|| brokers.start_node(gone));
+        // A copy that is not repaired yet may be longer than one that is whole.
+        shard.wait_level(&brokers, leader).await;
     }
-    let histories = run.histories.lock().expect("no client panicked");
-    assert_eq!(histories.len() as u64, 2 * KEYS);
-    let mut operations = 0;
-    for (key, history) in histories.iter() {
-        operations += history.len();
-        match is_linearizable(history, MOST_STEPS) {
-            Some(true) => {}
-            Some(false) => panic!("{key} is not linearizable: {history:#?}"),
-            None => panic!(
-                "{key}: the search over {} operations is too large",
-                history.len()
-            ),
-        }
-    }
-    assert!(operations > 200, "{operations} operations");
-    println!("{operations} operations of {} keys", histories.len());
+    run.judge(clients).await;
 }

@@ -10,6 +10,7 @@ mod client_protocol;
 mod companions;
 mod dead_peer;
 mod dialler_matrix;
+mod failover;
 mod fairness;
 mod fault_run;
 mod full_disk;

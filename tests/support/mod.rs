@@ -9,6 +9,7 @@ pub mod cache_client;
 pub mod client;
 pub mod command;
 pub mod dialler;
+pub mod failover;
 pub mod follower;
 pub mod group_client;
 pub mod linear;

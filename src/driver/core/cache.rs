@@ -13,14 +13,13 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use storage_uring::LogRef;
 
 use crate::ids::{CorrelationId, Generation, ShardId};
 use crate::limits::{CACHE_INDEX_BYTES_PER_CORE, CACHE_VALUE_BYTES_PER_CORE};
 use crate::proto::cache::{
-    Applied, CacheFailure, CacheIndex, CacheLog, CacheReply, CacheRequest, CounterIndex, Lookup,
-    Operation, RecordFault, StagedAdd, StagedWrite,
+    Applied, CacheFailure, CacheLog, CacheReply, CacheRequest, LogIndex, Lookup, Served, Staged,
+    Written,
 };
 
 use super::append::AppendWaiter;
@@ -73,27 +72,16 @@ pub(super) struct CacheWrite {
     waiter: Option<CacheWaiter>,
 }
 
-pub(super) enum Staged {
-    Value(StagedWrite),
-    Add(StagedAdd),
-}
-
 /// The state of one log, and its way there.
 pub(super) struct CacheState {
     pub log: LogRef,
-    pub index: Index,
+    pub index: LogIndex,
     /// Set while the state is behind its log.
     pub loading: Option<Loading>,
     /// The shard was led elsewhere meanwhile: the log may have been cut and written anew under it.
     pub is_stale: bool,
     /// What [`CacheMemory`] holds for it.
     counted: Counted,
-}
-
-/// What the records of a log come to.
-pub(super) enum Index {
-    Values(CacheIndex),
-    Counters(CounterIndex),
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -121,57 +109,12 @@ impl CacheMemory {
     }
 }
 
-impl Index {
-    pub fn new(log: CacheLog, base: u64) -> Self {
-        match log {
-            CacheLog::Values | CacheLog::Cursors | CacheLog::DeadLetters => {
-                Self::Values(CacheIndex::new(base))
-            }
-            CacheLog::Counters => Self::Counters(CounterIndex::new(base)),
-        }
-    }
-
-    pub fn next_offset(&self) -> u64 {
-        match self {
-            Self::Values(index) => index.next_offset(),
-            Self::Counters(index) => index.next_offset(),
-        }
-    }
-
-    pub fn staged(&self) -> usize {
-        match self {
-            Self::Values(index) => index.staged(),
-            Self::Counters(index) => index.staged(),
-        }
-    }
-
-    pub fn replay(&mut self, offset: u64, record: &[u8]) -> Result<(), RecordFault> {
-        match self {
-            Self::Values(index) => index.replay(offset, record),
-            Self::Counters(index) => index.replay(offset, record),
-        }
-    }
-
-    /// What is wrong with the log as a whole, once all of it was read.
-    pub fn fault(&self) -> Option<RecordFault> {
-        match self {
-            Self::Values(_) => None,
-            Self::Counters(index) => index.check().err(),
-        }
-    }
-
-    fn count(&self) -> Counted {
-        match self {
-            Self::Values(index) => Counted {
-                keys: index.keys(),
-                index_bytes: index.index_bytes(),
-                value_bytes: index.resident_bytes(),
-            },
-            Self::Counters(index) => Counted {
-                keys: index.keys(),
-                index_bytes: index.index_bytes(),
-                value_bytes: 0,
-            },
+impl Counted {
+    fn of(index: &LogIndex) -> Self {
+        Self {
+            keys: index.keys(),
+            index_bytes: index.index_bytes(),
+            value_bytes: index.resident_bytes(),
         }
     }
 }
@@ -180,10 +123,27 @@ impl CacheState {
     pub fn new(log: LogRef, kind: CacheLog, base: u64) -> Self {
         Self {
             log,
-            index: Index::new(kind, base),
+            index: LogIndex::new(kind, base),
             loading: None,
             is_stale: false,
             counted: Counted::default(),
+        }
+    }
+
+    fn recount(&mut self, memory: &mut CacheMemory) {
+        let now = Counted::of(&self.index);
+        memory.replace(std::mem::replace(&mut self.counted, now), now);
+    }
+
+    /// Brings the totals up to date, and values in memory under their bound.
+    fn keep_within(&mut self, kind: CacheLog, memory: &mut CacheMemory) {
+        self.recount(memory);
+        let held = memory.total.value_bytes;
+        let excess = held.saturating_sub(CACHE_VALUE_BYTES_PER_CORE);
+        // The few bytes of a group's records stay: the groups are read from memory.
+        if let (1.., CacheLog::Values, LogIndex::Values(index)) = (excess, kind, &mut self.index) {
+            index.evict(excess);
+            self.recount(memory);
         }
     }
 }
@@ -246,49 +206,20 @@ impl Core {
             self.metrics.internal_faults.inc();
             return self.finish_cache(waiter, Err(CacheFailure::NotReady));
         };
-        let key = &request.key;
-        let staged = match (&mut state.index, &request.operation) {
-            (Index::Values(index), Operation::Get) => {
-                let (log, end) = (state.log, index.next_offset());
-                let found = index.get(key, now_ms);
+        let (log, end) = (state.log, state.index.next_offset());
+        match state.index.serve(&request, now_ms, is_full) {
+            Ok(Served::Found(found)) => {
                 let waiter = self.committed(log, end, waiter, false);
-                return self.finish_lookup(at, key, found, waiter);
+                self.finish_lookup(at, &request.key, found, waiter);
             }
-            (Index::Counters(index), Operation::CounterGet) => {
-                let sum = index.get(key);
-                return self.finish_cache(waiter, Ok(CacheReply::Sum(sum)));
+            Ok(Served::Sum(sum)) => self.finish_cache(waiter, Ok(CacheReply::Sum(sum))),
+            Ok(Served::Absent) => {
+                let waiter = self.committed(log, end, waiter, false);
+                self.finish_cache(waiter, Ok(CacheReply::Value(None)));
             }
-            (Index::Values(index), Operation::Delete) => match index.stage_delete(key, now_ms) {
-                Some(write) => Ok(Staged::Value(write)),
-                None => {
-                    let (log, end) = (state.log, index.next_offset());
-                    let waiter = self.committed(log, end, waiter, false);
-                    return self.finish_cache(waiter, Ok(CacheReply::Value(None)));
-                }
-            },
-            (Index::Values(index), Operation::Put { value, ttl_ms }) => {
-                match is_full && !index.contains(key) {
-                    true => Err(CacheFailure::IndexFull),
-                    false => Ok(Staged::Value(index.stage_put(key, value, *ttl_ms, now_ms))),
-                }
+            Ok(Served::Write(staged)) => {
+                self.append_cache_write(at, (log, generation), staged, Some(waiter));
             }
-            (Index::Counters(index), Operation::CounterAdd { delta }) => {
-                match is_full && index.get(key).is_none() {
-                    true => Err(CacheFailure::IndexFull),
-                    false => index
-                        .stage_add(key, *delta)
-                        .map(Staged::Add)
-                        .map_err(|_| CacheFailure::Overflow),
-                }
-            }
-            (Index::Values(_), Operation::CounterAdd { .. } | Operation::CounterGet)
-            | (Index::Counters(_), Operation::Put { .. } | Operation::Get | Operation::Delete) => {
-                self.metrics.internal_faults.inc();
-                Err(CacheFailure::NotReady)
-            }
-        };
-        match staged {
-            Ok(staged) => self.append_cache_write(at, generation, staged, Some(waiter)),
             Err(failure) => self.finish_cache(waiter, Err(failure)),
         }
     }
@@ -296,17 +227,11 @@ impl Core {
     pub(super) fn append_cache_write(
         &mut self,
         at: &CacheAt,
-        generation: Generation,
+        (log, generation): (LogRef, Generation),
         staged: Staged,
         waiter: Option<CacheWaiter>,
     ) {
-        let Some(log) = self.caches.get(at).map(|state| state.log) else {
-            return self.metrics.internal_faults.inc();
-        };
-        let record: Bytes = match &staged {
-            Staged::Value(write) => write.record().clone(),
-            Staged::Add(add) => add.record().clone(),
-        };
+        let record = staged.record().clone();
         let write = CacheWrite {
             at: at.clone(),
             staged,
@@ -325,33 +250,27 @@ impl Core {
             unreachable_state(&self.metrics);
             return self.finish_write(waiter, Err(CacheFailure::StorageFailed));
         };
-        let done = match (result, &mut state.index, staged) {
-            (AppendResult::Stored(place), Index::Values(index), Staged::Value(write)) => Ok(
-                WriteDone::Value(index.applied(write, place.first.0, now_ms)),
-            ),
-            (AppendResult::Stored(place), Index::Counters(index), Staged::Add(add)) => {
-                Ok(WriteDone::Sum(index.applied(add, place.first.0)))
-            }
-            (AppendResult::Refused(refusal), index, staged) => {
-                abandon(index, staged);
+        let done = match result {
+            AppendResult::Stored(place) => state
+                .index
+                .applied(staged, place.first.0, now_ms)
+                .ok_or(CacheFailure::StorageFailed),
+            AppendResult::Refused(refusal) => {
+                state.index.abandoned(staged);
                 Err(of_refusal(refusal))
             }
-            (AppendResult::StorageFailed, index, staged) => {
-                abandon(index, staged);
+            AppendResult::StorageFailed => {
+                state.index.abandoned(staged);
                 Err(CacheFailure::StorageFailed)
             }
             // The shard is lost; whoever leads it next reads the log.
-            (AppendResult::Unknown(_), index, staged) => {
-                abandon(index, staged);
+            AppendResult::Unknown(_) => {
+                state.index.abandoned(staged);
                 Err(CacheFailure::LeadershipLost)
-            }
-            (AppendResult::Stored(_), _, _) => {
-                unreachable_state(&self.metrics);
-                Err(CacheFailure::StorageFailed)
             }
         };
         let log = state.log;
-        self.count_cache(&at);
+        state.keep_within(at.1, &mut self.cache_memory);
         let waiter = match result {
             AppendResult::Stored(place) => {
                 waiter.map(|waiter| self.committed(log, place.last.0 + 1, waiter, true))
@@ -362,15 +281,15 @@ impl Core {
         };
         match done {
             Err(failure) => self.finish_write(waiter, Err(failure)),
-            Ok(WriteDone::Sum(sum)) => self.finish_write(waiter, Ok(CacheReply::Sum(Some(sum)))),
-            Ok(WriteDone::Value(Applied::Stored)) => {
+            Ok(Written::Sum(sum)) => self.finish_write(waiter, Ok(CacheReply::Sum(Some(sum)))),
+            Ok(Written::Value(Applied::Stored)) => {
                 self.finish_write(waiter, Ok(CacheReply::Stored));
             }
-            Ok(WriteDone::Value(Applied::Expired)) => self.metrics.cache_expired.inc(),
-            Ok(WriteDone::Value(Applied::Copied)) => {
+            Ok(Written::Value(Applied::Expired)) => self.metrics.cache_expired.inc(),
+            Ok(Written::Value(Applied::Copied)) => {
                 self.finish_write(waiter, Ok(CacheReply::Stored));
             }
-            Ok(WriteDone::Value(Applied::Removed(found))) => {
+            Ok(Written::Value(Applied::Removed(found))) => {
                 if let Some(waiter) = waiter {
                     self.finish_lookup(&at, &key, found, waiter);
                 }
@@ -442,24 +361,13 @@ impl Core {
 
     /// Brings the totals up to date with one state, and memory under its bound.
     pub(super) fn count_cache(&mut self, at: &CacheAt) {
-        let Some(state) = self.caches.get_mut(at) else {
-            return;
-        };
-        self.cache_memory
-            .replace(state.counted, state.index.count());
-        state.counted = state.index.count();
-        let excess = self
-            .cache_memory
-            .total
-            .value_bytes
-            .saturating_sub(CACHE_VALUE_BYTES_PER_CORE);
-        // The few bytes of a group's records stay: the groups are read from memory.
-        if let (1.., CacheLog::Values, Index::Values(index)) = (excess, at.1, &mut state.index) {
-            index.evict(excess);
-            self.cache_memory
-                .replace(state.counted, state.index.count());
-            state.counted = state.index.count();
+        if let Some(state) = self.caches.get_mut(at) {
+            state.keep_within(at.1, &mut self.cache_memory);
         }
+    }
+
+    /// Tells what caches and counters take.
+    pub(super) fn tell_cache_memory(&self) {
         let total = self.cache_memory.total;
         self.metrics.cache_keys.set(total.keys as u64);
         self.metrics.cache_index_bytes.set(total.index_bytes as u64);
@@ -470,6 +378,7 @@ impl Core {
     /// for a state that is still being read.
     pub(super) fn tend_caches(&mut self) {
         self.refuse_late_loads();
+        self.tell_cache_memory();
         if self.is_draining {
             return;
         }
@@ -477,19 +386,19 @@ impl Core {
         let mut expired = Vec::new();
         for (at, state) in &mut self.caches {
             let route = self.routes.shard(&at.0).filter(|route| route.is_local);
-            if let (Some(route), Index::Values(index), None) =
+            if let (Some(route), LogIndex::Values(index), None) =
                 (route, &mut state.index, &state.loading)
             {
                 let writes = index.stage_expired(now_ms, EXPIRE_QUANTUM);
                 expired.extend(
                     writes
                         .into_iter()
-                        .map(|write| (at.clone(), route.generation, write)),
+                        .map(|write| (at.clone(), (state.log, route.generation), write)),
                 );
             }
         }
-        for (at, generation, write) in expired {
-            self.append_cache_write(&at, generation, Staged::Value(write), None);
+        for (at, place, write) in expired {
+            self.append_cache_write(&at, place, Staged::Value(write), None);
         }
     }
 
@@ -516,29 +425,6 @@ impl Core {
         let state = self.caches.remove(at)?;
         self.cache_memory.replace(state.counted, Counted::default());
         Some(state)
-    }
-}
-
-enum WriteDone {
-    Value(Applied),
-    Sum(i64),
-}
-
-impl Staged {
-    fn key(&self) -> Arc<str> {
-        match self {
-            Self::Value(write) => write.key(),
-            Self::Add(add) => add.key(),
-        }
-    }
-}
-
-fn abandon(index: &mut Index, staged: Staged) {
-    match (index, staged) {
-        (Index::Values(index), Staged::Value(write)) => index.abandoned(write),
-        (Index::Counters(index), Staged::Add(add)) => index.abandoned(add),
-        // A write is staged by the index of its own log; see `serve_cache`.
-        (Index::Values(_), Staged::Add(_)) | (Index::Counters(_), Staged::Value(_)) => {}
     }
 }
 

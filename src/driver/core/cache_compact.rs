@@ -4,21 +4,23 @@
 //! One pass runs at a time on a core, the worst log first, on no write's path: a read of a quarter
 //! of a mebibyte, batches of 64 copies that share the commits of foreground writes, and a pause.
 
-use bytes::Bytes;
 use storage_uring::{ControlEvent, LogRef};
 
 use crate::ids::Generation;
 use crate::proto::cache::{
-    CacheFailure, CacheLog, Compaction, CompactionLimits, CompactionStep, Copy, LogUse, RecordFault,
+    CacheFailure, CacheLog, Compaction, CompactionLimits, CompactionStep, LogUse,
 };
 
 use super::append::AppendWaiter;
-use super::cache::{CacheAt, CacheWaiter, Index, Staged};
+use super::cache::{CacheAt, CacheWaiter};
 use super::cache_load::CacheRead;
 use super::message::{AppendResult, ReadResult};
 use super::reads::ReadWaiter;
 use super::timers::Timer;
 use super::Core;
+
+/// Records the other replicas may lack of a log that a pass begins on.
+const MAX_LAG: u64 = 16 << 10;
 
 /// The pass that runs on a core.
 pub(super) struct RunningCompaction {
@@ -37,44 +39,6 @@ fn limits_of(log: CacheLog) -> CompactionLimits {
     }
 }
 
-impl Index {
-    pub fn log_use(&self) -> &LogUse {
-        match self {
-            Self::Values(index) => index.log_use(),
-            Self::Counters(index) => index.log_use(),
-        }
-    }
-
-    fn begin_compaction(&mut self) -> u64 {
-        match self {
-            Self::Values(index) => index.begin_compaction(),
-            Self::Counters(index) => index.begin_compaction(),
-        }
-    }
-
-    fn end_compaction(&mut self, raised: bool) {
-        match self {
-            Self::Values(index) => index.end_compaction(raised),
-            Self::Counters(index) => index.end_compaction(raised),
-        }
-    }
-
-    fn stage_copy(&mut self, offset: u64, record: &Bytes) -> Result<Copy<Staged>, RecordFault> {
-        match self {
-            Self::Values(index) => Ok(match index.stage_copy(offset, record)? {
-                Copy::Dead => Copy::Dead,
-                Copy::Busy => Copy::Busy,
-                Copy::Staged(write) => Copy::Staged(Staged::Value(write)),
-            }),
-            Self::Counters(index) => Ok(match index.stage_checkpoint(record)? {
-                Copy::Dead => Copy::Dead,
-                Copy::Busy => Copy::Busy,
-                Copy::Staged(add) => Copy::Staged(Staged::Add(add)),
-            }),
-        }
-    }
-}
-
 impl Core {
     /// About once a second: starts a pass over the log that is furthest over its bound.
     pub(super) fn tend_compaction(&mut self) {
@@ -82,8 +46,12 @@ impl Core {
             return;
         }
         let over = |log: &LogUse| log.log_bytes() / log.live_bytes().max(1);
+        // A pass whose copies nobody else takes only makes the log longer.
+        let is_shipped = |log| self.held_by_heirs(log) + MAX_LAG >= self.storage.tail(log);
         let wanting = self.caches.iter().filter(|(at, state)| {
-            state.loading.is_none() && state.index.log_use().wants_compaction(&limits_of(at.1))
+            state.loading.is_none()
+                && state.index.log_use().wants_compaction(&limits_of(at.1))
+                && is_shipped(state.log)
         });
         let led = wanting.filter_map(|(at, state)| {
             let route = self.routes.shard(&at.0).filter(|route| route.is_local)?;
@@ -128,10 +96,12 @@ impl Core {
                 return;
             };
             let index = &mut state.index;
-            let live_below = index.log_use().live_below_cut();
-            let step = running.pass.poll(self.mono, live_below, |offset, record| {
-                index.stage_copy(offset, record)
-            });
+            let (live_below, applied) = (index.log_use().live_below_cut(), index.next_offset());
+            let step = running
+                .pass
+                .poll(self.mono, live_below, applied, |offset, record| {
+                    index.stage_copy(offset, record)
+                });
             match step {
                 Ok(CompactionStep::Busy) => return,
                 Ok(CompactionStep::Wait { until }) => {
@@ -146,10 +116,12 @@ impl Core {
                 Ok(CompactionStep::Append(copies)) => {
                     for copy in copies {
                         let waiter = CacheWaiter::Compaction { at: at.clone() };
-                        self.append_cache_write(&at, generation, copy, Some(waiter));
+                        self.append_cache_write(&at, (log, generation), copy, Some(waiter));
                     }
                 }
-                Ok(CompactionStep::Raise { base }) => self.raise_cache_base(&at, log, base),
+                Ok(CompactionStep::Raise { base, held }) => {
+                    self.raise_cache_base(&at, log, base, held);
+                }
                 Ok(CompactionStep::Done { raised }) => return self.end_compaction(raised),
                 Err(fault) => {
                     tracing::error!(shard = %at.0, %fault, "a record met in compaction cannot be understood");
@@ -174,11 +146,11 @@ impl Core {
     }
 
     /// Gives up the log below `base`, if nobody is owed it any more.
-    fn raise_cache_base(&mut self, at: &CacheAt, log: LogRef, base: u64) {
+    fn raise_cache_base(&mut self, at: &CacheAt, log: LogRef, base: u64, held: u64) {
         let generation = self.compaction.as_ref().map(|running| running.generation);
         let leads = generation.is_some_and(|of| self.check_leads(&at.0, of).is_ok());
-        // What the log gives up must be held by those who may have to serve it.
-        if !leads || base > self.readable_end(log) {
+        // What took the place of what is given up must be held by those who may have to serve it.
+        if !leads || held > self.held_by_heirs(log) {
             return self.on_base_raised(at, false);
         }
         let token = self

@@ -12,10 +12,10 @@ use storage_uring::{LogError, LogKind};
 
 use crate::ids::{Generation, ShardId};
 use crate::proto::cache::record::ValueRecord;
-use crate::proto::cache::{CacheFailure, CacheLog, CacheReply, CacheRequest};
+use crate::proto::cache::{CacheFailure, CacheLog, CacheReply, CacheRequest, LogIndex};
 
 use super::append::log_name;
-use super::cache::{CacheAt, CacheState, CacheWaiter, Index};
+use super::cache::{CacheAt, CacheState, CacheWaiter};
 use super::message::ReadResult;
 use super::reads::ReadWaiter;
 use super::Core;
@@ -53,14 +53,12 @@ pub(super) enum CacheRead {
 impl Core {
     /// Whether the state is there and up with its log; starts to read it when it is not.
     pub(super) fn ready_cache(&mut self, at: &CacheAt) -> Result<bool, CacheFailure> {
-        if self.shard_failures.contains_key(&at.0) {
+        if !self.shard_failures.is_empty() && self.shard_failures.contains_key(&at.0) {
             return Err(CacheFailure::LogFailed);
-        }
-        if !self.caches.contains_key(at) {
-            self.open_cache(at)?;
         }
         let Some(state) = self.caches.get_mut(at) else {
-            return Err(CacheFailure::LogFailed);
+            self.open_cache(at)?;
+            return self.ready_cache(at);
         };
         if state.loading.is_some() {
             return Ok(false);
@@ -70,7 +68,7 @@ impl Core {
             (0, false) => {}
             (0, true) => {
                 state.is_stale = false;
-                state.index = Index::new(at.1, self.storage.base(state.log));
+                state.index = LogIndex::new(at.1, self.storage.base(state.log));
             }
             (1.., false) => return Ok(true),
             (1.., true) => return Err(CacheFailure::NotReady),
@@ -80,7 +78,7 @@ impl Core {
         let next = state.index.next_offset();
         if next < base || next > durable_tail {
             // The log was cut or placed anew under the state.
-            state.index = Index::new(at.1, base);
+            state.index = LogIndex::new(at.1, base);
         }
         if state.index.next_offset() == durable_tail {
             return Ok(true);
@@ -235,7 +233,8 @@ impl Core {
             tracing::error!(shard = %at.0, offset, ?result, "a cached value cannot be read back");
             return self.finish_cache(waiter, Err(CacheFailure::ReadFailed));
         };
-        if let Some(Index::Values(index)) = self.caches.get_mut(at).map(|state| &mut state.index) {
+        let state = self.caches.get_mut(at);
+        if let Some(index) = state.and_then(|state| state.index.values_mut()) {
             index.readmit(key, offset, &value);
         }
         self.count_cache(at);
@@ -258,7 +257,7 @@ impl Core {
                     }
                 }
             }
-            ReadResult::Trimmed { base } => state.index = Index::new(at.1, base),
+            ReadResult::Trimmed { base } => state.index = LogIndex::new(at.1, base),
             result => {
                 tracing::error!(shard = %at.0, ?result, "a cache cannot be read from its log; the next request tries again");
                 return self.end_load(at, CacheFailure::NotReady);

@@ -52,7 +52,7 @@ use storage_uring::{Completion, LogRef, Storage};
 
 use crate::admin::{ShardFailure, SharedState};
 use crate::auth::Verifier;
-use crate::catalog::{Catalog, RouteTable, ShardRoute};
+use crate::catalog::{Catalog, NameMap, RouteTable, ShardRoute};
 use crate::ids::{NodeId, ShardId};
 use crate::metrics::CoreMetrics;
 use crate::proto::cache::OwnerClock;
@@ -183,14 +183,14 @@ pub struct Core {
     is_draining: bool,
     must_cut: bool,
 
-    logs: HashMap<Arc<ShardId>, append::OpenLog>,
-    log_shards: HashMap<LogRef, Arc<ShardId>>,
+    logs: NameMap<Arc<ShardId>, append::OpenLog>,
+    log_shards: NameMap<LogRef, Arc<ShardId>>,
     begun: begin::Begun,
     touched_logs: Vec<LogRef>,
     completions: Vec<Completion>,
     appends: Slots<append::AppendWaiter>,
     lane_appends: Slots<append::AppendWaiter>,
-    caches: HashMap<cache::CacheAt, cache::CacheState>,
+    caches: NameMap<cache::CacheAt, cache::CacheState>,
     cache_clock: OwnerClock,
     cache_memory: cache::CacheMemory,
     cache_reads: Slots<cache_load::CacheRead>,
@@ -312,14 +312,14 @@ impl Core {
             timers: timers::Timers::default(),
             is_draining: false,
             must_cut: false,
-            logs: HashMap::new(),
-            log_shards: HashMap::new(),
+            logs: NameMap::default(),
+            log_shards: NameMap::default(),
             begun: begin::Begun::default(),
             touched_logs: Vec::new(),
             completions: Vec::new(),
             appends: Slots::default(),
             lane_appends: Slots::default(),
-            caches: HashMap::new(),
+            caches: NameMap::default(),
             cache_clock: OwnerClock::default(),
             cache_memory: cache::CacheMemory::default(),
             cache_reads: Slots::default(),

@@ -6,7 +6,6 @@
 //! Bounds: what a peer has unread here is bounded by its stream and connection windows; what is in
 //! work and what is answered and not sent by [`PeerBounds`](super::peer_bounds::PeerBounds).
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +27,7 @@ use crate::wire::internal::{
 use super::peer_admission::Holder;
 use super::timers::Timer;
 use super::{peer_code, Core};
-use crate::driver::quic::{ConnId, ReadEnd, StreamId};
+use crate::driver::quic::{ConnId, ReadEnd, StreamId, StreamMap};
 
 /// Close codes of the internal protocol's connections; for people reading a capture.
 const CLOSE_PROTOCOL_FAULT: u32 = 1;
@@ -44,7 +43,7 @@ pub(super) struct PeerConn {
     /// Who it counts for, when peers show certificates.
     holder: Option<Holder>,
     handshake: ListenerHandshake,
-    streams: HashMap<StreamId, PeerStream>,
+    streams: StreamMap<PeerStream>,
     first_stream: Option<StreamId>,
     /// Its number over all cores and the life of the process.
     serial: u64,
@@ -103,7 +102,7 @@ impl Core {
                 remote,
                 holder,
                 handshake,
-                streams: HashMap::new(),
+                streams: StreamMap::default(),
                 first_stream: None,
                 serial,
                 replication_bytes: 0,

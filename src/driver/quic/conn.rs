@@ -18,7 +18,7 @@ use super::send_queue::{Progress, SendQueue};
 /// Stream ids are small consecutive numbers bounded by the credit we grant, so one multiplication
 /// spreads them and no peer can make them collide.
 #[derive(Default, Clone, Copy)]
-pub(super) struct StreamHasher(u64);
+pub struct StreamHasher(u64);
 
 impl Hasher for StreamHasher {
     fn finish(&self) -> u64 {
@@ -36,7 +36,8 @@ impl Hasher for StreamHasher {
     }
 }
 
-type StreamMap<T> = HashMap<StreamId, T, BuildHasherDefault<StreamHasher>>;
+/// A map by streams of one connection.
+pub type StreamMap<T> = HashMap<StreamId, T, BuildHasherDefault<StreamHasher>>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {

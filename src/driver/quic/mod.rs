@@ -24,6 +24,7 @@ mod settings;
 mod socket;
 mod wait;
 
+pub use conn::StreamMap;
 pub use event::{
     CloseReason, ConnId, ConnStats, EndpointId, PumpEvent, Read, ReadEnd, Refuser, Side,
     StrayDatagram, StreamError, StreamId,

@@ -13,6 +13,11 @@
 //! below the cut any more the base is raised to it, which is one durable event. A crash before
 //! that leaves copies that say what was said before; after it, a log that starts at the cut.
 //!
+//! What is given up must stand elsewhere for whoever may lead next: the base is raised only once
+//! everything that took the place of what lies below the cut is held by those who count, which is
+//! more than what lies below the cut itself. A follower may be given a new copy that begins at the
+//! cut; one that could lead with it and without the copies above would have lost every key.
+//!
 //! Cost: a pass begins when the log takes more than [`CompactionLimits::ratio`] times what is live
 //! (and more than a floor), so in the long run one byte is copied for every three written: a write
 //! amplification of 4/3. The log takes at most five times what is live, and what is written while
@@ -39,6 +44,17 @@ pub enum Copy<S> {
     Busy,
     /// The copy to append.
     Staged(S),
+}
+
+impl<S> Copy<S> {
+    /// The same look at another kind of copy.
+    pub fn map<T>(self, to: impl FnOnce(S) -> T) -> Copy<T> {
+        match self {
+            Self::Dead => Copy::Dead,
+            Self::Busy => Copy::Busy,
+            Self::Staged(copy) => Copy::Staged(to(copy)),
+        }
+    }
 }
 
 /// What a log takes, and how much of it is live.
@@ -143,7 +159,7 @@ pub struct CompactionLimits {
     pub bytes_per_s: u64,
     /// Times the records of keys that were being written are looked at again.
     pub rounds: u32,
-    /// Batches that may fail before the pass is given up.
+    /// Batches, and raises, that may fail before the pass is given up.
     pub failures: u32,
 }
 
@@ -177,8 +193,8 @@ pub enum CompactionStep<S> {
     Wait { until: MonoTime },
     /// Something is on its way.
     Busy,
-    /// Raise the base of the log.
-    Raise { base: u64 },
+    /// Raise the base of the log to `base`, once those who may lead next hold it up to `held`.
+    Raise { base: u64, held: u64 },
     /// The pass is over; with `raised` the log starts at the cut.
     Done { raised: bool },
 }
@@ -208,6 +224,8 @@ pub struct Compaction {
     failures: u32,
     rounds: u32,
     lowest_busy: Option<u64>,
+    /// Where the log ended when no key stood below the cut any more.
+    held: Option<u64>,
     resume_at: MonoTime,
 }
 
@@ -226,6 +244,7 @@ impl Compaction {
             failures: 0,
             rounds: 0,
             lowest_busy: None,
+            held: None,
             resume_at: MonoTime::ZERO,
         }
     }
@@ -235,13 +254,14 @@ impl Compaction {
         self.cut
     }
 
-    /// What to do next. `live_below` is what the index says of keys below the cut, `stage` its look
-    /// at one record. An index that knows of no cut is not the one the pass began with: the pass is
-    /// over, and nothing is given up.
+    /// What to do next. `live_below` is what the index says of keys below the cut, `applied` where
+    /// its log ends, `stage` its look at one record. An index that knows of no cut is not the one
+    /// the pass began with: the pass is over, and nothing is given up.
     pub fn poll<S, E>(
         &mut self,
         now: MonoTime,
         live_below: Option<usize>,
+        applied: u64,
         mut stage: impl FnMut(u64, &Bytes) -> Result<Copy<S>, E>,
     ) -> Result<CompactionStep<S>, E> {
         match self.phase {
@@ -279,13 +299,22 @@ impl Compaction {
             self.in_flight = copies.len();
             return Ok(CompactionStep::Append(copies));
         }
-        Ok(self.next_stretch(now, live_below))
+        Ok(self.next_stretch(now, live_below, applied))
     }
 
-    fn next_stretch<S>(&mut self, now: MonoTime, live_below: usize) -> CompactionStep<S> {
+    fn next_stretch<S>(
+        &mut self,
+        now: MonoTime,
+        live_below: usize,
+        applied: u64,
+    ) -> CompactionStep<S> {
         if live_below == 0 {
             self.phase = Phase::Raising;
-            return CompactionStep::Raise { base: self.cut };
+            let held = *self.held.get_or_insert(applied);
+            return CompactionStep::Raise {
+                base: self.cut,
+                held,
+            };
         }
         if self.scan < self.cut {
             self.phase = Phase::Reading;
@@ -341,19 +370,25 @@ impl Compaction {
             return;
         }
         // Nothing is lost; the stretch is gone through again, later.
-        self.failures += 1;
         self.pending.clear();
         self.scan = self.batch_from;
         self.resume_at = now + LOOK_AGAIN;
-        if self.failures > self.limits.failures {
-            self.phase = Phase::Over { raised: false };
-        }
+        self.count_failure();
     }
 
-    /// The base may not be raised yet, or was not.
+    /// The base may not be raised yet, or was not. After as many refusals as batches may fail the
+    /// pass is over: it must not keep other logs from theirs.
     pub fn on_raise_refused(&mut self, now: MonoTime) {
         self.phase = Phase::Copying;
         self.resume_at = now + LOOK_AGAIN;
+        self.count_failure();
+    }
+
+    fn count_failure(&mut self) {
+        self.failures += 1;
+        if self.failures > self.limits.failures {
+            self.phase = Phase::Over { raised: false };
+        }
     }
 
     /// The log starts at the cut, durably.

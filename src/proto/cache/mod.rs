@@ -24,9 +24,11 @@
 mod clock;
 mod compact;
 mod counters;
+mod index;
 pub mod record;
 mod refusal;
 mod values;
+mod write;
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -39,9 +41,11 @@ use crate::wire::internal::{CacheOp, CacheOpKind};
 pub use clock::OwnerClock;
 pub use compact::{Compaction, CompactionLimits, CompactionStep, Copy, LogUse};
 pub use counters::{CounterIndex, Overflow, StagedAdd};
+pub use index::{LogIndex, Served, Staged, Written};
 pub use record::RecordFault;
 pub use refusal::CacheFailure;
-pub use values::{Applied, CacheIndex, Lookup, StagedWrite};
+pub use values::CacheIndex;
+pub use write::{Applied, Lookup, StagedWrite};
 
 /// What a key costs in an index besides its own bytes: a slot of the map at its usual fill, the
 /// key's reference count, and the allocator's share.

@@ -13,70 +13,13 @@ use bytes::Bytes;
 
 use super::compact::{Copy, LogUse};
 use super::record::{RecordFault, ValueRecord, HEAD_BYTES};
+use super::write::{Applied, Change, Lookup, StagedWrite};
 use super::INDEX_BYTES_PER_KEY;
 
 /// Slack before a queue with outdated places is swept; keeps sweeps of small queues rare.
 const SWEEP_SLACK: usize = 64;
 /// What a value in memory costs besides its own bytes.
 const RESIDENT_OVERHEAD_BYTES: usize = 64;
-
-/// What a key holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Lookup {
-    Miss,
-    Value(Bytes),
-    /// A live value that is not in memory: it is in the put at this offset.
-    InLog {
-        offset: u64,
-    },
-}
-
-/// What applying a write did.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Applied {
-    Stored,
-    /// What a delete removed.
-    Removed(Lookup),
-    /// An expired entry is gone for good.
-    Expired,
-    /// An entry stands further up in the log, unchanged.
-    Copied,
-}
-
-/// A write whose record is made and not known to be durable.
-#[derive(Debug)]
-#[must_use = "a staged write is either applied or abandoned"]
-pub struct StagedWrite {
-    record: Bytes,
-    key: Arc<str>,
-    change: Change,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Change {
-    Put {
-        expires_at_ms: u64,
-    },
-    Delete,
-    /// The delete of an entry that is past its time.
-    Expire,
-    /// The put at this offset again, so that its first place can be given up.
-    Copy {
-        from: u64,
-    },
-}
-
-impl StagedWrite {
-    /// What to append.
-    pub fn record(&self) -> &Bytes {
-        &self.record
-    }
-
-    /// The key it is for.
-    pub fn key(&self) -> Arc<str> {
-        Arc::clone(&self.key)
-    }
-}
 
 #[derive(Debug)]
 struct Entry {
@@ -247,6 +190,17 @@ impl CacheIndex {
         }
         let record = ValueRecord::Delete { key }.encode();
         Some(self.stage(key, record, Change::Delete))
+    }
+
+    /// Makes a record that changes nothing, the delete of a key nobody has: for an owner that needs a
+    /// record of its own in the log.
+    pub fn stage_nothing(&mut self) -> StagedWrite {
+        let mut key = String::new();
+        while self.entries.contains_key(&*key) || self.staged.contains_key(&*key) {
+            key.push('\0');
+        }
+        let record = ValueRecord::Delete { key: &key }.encode();
+        self.stage(&Arc::from(key), record, Change::Delete)
     }
 
     /// Makes the deletes of up to `most` entries that are past their time. An entry with a write

@@ -1,19 +1,28 @@
 //! What a group keeps in its shard's two logs: keys and values of records of the cache log's shape.
 //!
-//! * The cursor log has one key a group, its name; the value is the position, eight little-endian
-//!   bytes. A delete forgets the group.
+//! * The cursor log has one key a group, its name; the value is the position and the generation it
+//!   was written at, eight little-endian bytes each. A delete forgets the group.
 //! * The dead-letter log has one key for each entry: the offset in twenty decimal digits, a slash,
-//!   the group's name. The value is one byte: 0 dead, 1 redriven. A delete is an entry that was
-//!   discarded, or finished after a redrive.
+//!   the group's name. The value is one byte, 0 dead, 1 redriven, and the generation. A delete is an
+//!   entry that was discarded, or finished after a redrive.
 //!
-//! No entry expires. Anything else is a fault of the log and refuses the shard's groups.
+//! No entry expires. Anything else is a fault of the log and refuses the shard's groups; a value
+//! without its generation is read as of the newest.
+//!
+//! The generation matters after a failover of a stream that acknowledges at its leader: the new
+//! leader's log may end before what the old one handed out, and other records take those offsets.
+//! What was written of them at an older generation is not about them; see [`KnownEnds`].
 
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::Restored;
+use crate::ids::Generation;
 
 /// Digits of an offset in a key: as many as the largest needs, so that keys sort as offsets do.
 const OFFSET_DIGITS: usize = 20;
+const GENERATION_BYTES: usize = 8;
 const DEAD: u8 = 0;
 const REDRIVEN: u8 = 1;
 
@@ -39,20 +48,51 @@ pub enum EntryFault {
 
 impl DeadEntry {
     /// The value of the entry's record.
-    pub fn value(self) -> Bytes {
-        match self {
-            Self::Dead => Bytes::from_static(&[DEAD]),
-            Self::Redriven => Bytes::from_static(&[REDRIVEN]),
-        }
+    pub fn value(self, generation: Generation) -> Bytes {
+        let state = match self {
+            Self::Dead => DEAD,
+            Self::Redriven => REDRIVEN,
+        };
+        let mut value = BytesMut::with_capacity(1 + GENERATION_BYTES);
+        value.put_u8(state);
+        value.put_u64_le(generation.0);
+        value.freeze()
     }
 
     /// Reads a stored value.
-    pub fn of_value(value: &[u8]) -> Result<Self, EntryFault> {
-        match value {
-            [DEAD] => Ok(Self::Dead),
-            [REDRIVEN] => Ok(Self::Redriven),
+    pub fn of_value(value: &[u8]) -> Result<(Self, Generation), EntryFault> {
+        let (&state, rest) = value.split_first().ok_or(EntryFault::State)?;
+        let generation = of_generation(rest).ok_or(EntryFault::State)?;
+        match state {
+            DEAD => Ok((Self::Dead, generation)),
+            REDRIVEN => Ok((Self::Redriven, generation)),
             _ => Err(EntryFault::State),
         }
+    }
+}
+
+/// Where in a stream each generation began, oldest first: how far what was written at one of them
+/// can be about the records that are there now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KnownEnds(Vec<(Generation, u64)>);
+
+impl KnownEnds {
+    /// Of the history of the stream's log.
+    pub fn of(starts: impl IntoIterator<Item = (Generation, u64)>) -> Self {
+        Self(starts.into_iter().collect())
+    }
+
+    /// One past the last offset that meant then what it means now.
+    pub fn end_of(&self, generation: Generation) -> u64 {
+        let later = self.0.iter().filter(|(at, _)| *at > generation);
+        later.map(|(_, start)| *start).min().unwrap_or(u64::MAX)
+    }
+}
+
+fn of_generation(bytes: &[u8]) -> Option<Generation> {
+    match bytes {
+        [] => Some(Generation(u64::MAX)),
+        bytes => Some(Generation(u64::from_le_bytes(bytes.try_into().ok()?))),
     }
 }
 
@@ -73,14 +113,45 @@ pub fn of_dead_key(key: &str) -> Result<(u64, &str), EntryFault> {
 }
 
 /// The value of a cursor's record.
-pub fn position_value(position: u64) -> Bytes {
-    Bytes::copy_from_slice(&position.to_le_bytes())
+pub fn position_value(position: u64, generation: Generation) -> Bytes {
+    let mut value = BytesMut::with_capacity(2 * GENERATION_BYTES);
+    value.put_u64_le(position);
+    value.put_u64_le(generation.0);
+    value.freeze()
 }
 
-/// Reads a stored position.
-pub fn of_position_value(value: &[u8]) -> Result<u64, EntryFault> {
-    let bytes = <[u8; 8]>::try_from(value).map_err(|_| EntryFault::Position)?;
-    Ok(u64::from_le_bytes(bytes))
+/// Reads a stored position, and the generation it was written at.
+pub fn of_position_value(value: &[u8]) -> Result<(u64, Generation), EntryFault> {
+    let (position, rest) = value.split_first_chunk().ok_or(EntryFault::Position)?;
+    let generation = of_generation(rest).ok_or(EntryFault::Position)?;
+    Ok((u64::from_le_bytes(*position), generation))
+}
+
+/// What a group's logs say of it: the value of its cursor, and key and value of dead letters, those
+/// of other groups among them. `ends` tells what of it is still about this stream.
+pub fn restore<'a>(
+    group: &str,
+    ends: &KnownEnds,
+    cursor: Option<&[u8]>,
+    letters: impl Iterator<Item = (&'a str, Option<&'a Bytes>)>,
+) -> Result<Restored, EntryFault> {
+    let mut restored = Restored::default();
+    if let Some(value) = cursor {
+        let (position, generation) = of_position_value(value)?;
+        restored.position = Some(position.min(ends.end_of(generation)));
+    }
+    for (key, value) in letters {
+        let (offset, of) = of_dead_key(key)?;
+        if of != group {
+            continue;
+        }
+        let value = value.map_or(&[][..], |value| value.as_ref());
+        let (entry, generation) = DeadEntry::of_value(value)?;
+        if offset < ends.end_of(generation) {
+            restored.entries.push((offset, entry));
+        }
+    }
+    Ok(restored)
 }
 
 #[cfg(test)]
@@ -105,13 +176,55 @@ mod tests {
         ] {
             assert_eq!(of_dead_key(bad), Err(EntryFault::Key), "{bad}");
         }
-        assert_eq!(position_value(258).as_ref(), [2, 1, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(of_position_value(&position_value(u64::MAX)), Ok(u64::MAX));
-        assert_eq!(of_position_value(&[0; 7]), Err(EntryFault::Position));
-        for entry in [DeadEntry::Dead, DeadEntry::Redriven] {
-            assert_eq!(DeadEntry::of_value(&entry.value()), Ok(entry));
+        let at = Generation(3);
+        let bytes = [2, 1, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(position_value(258, at).as_ref(), bytes);
+        assert_eq!(
+            of_position_value(&position_value(u64::MAX, at)),
+            Ok((u64::MAX, at))
+        );
+        assert_eq!(
+            of_position_value(&bytes[..8]),
+            Ok((258, Generation(u64::MAX)))
+        );
+        for wrong in [7, 9, 15] {
+            assert_eq!(
+                of_position_value(&bytes[..wrong]),
+                Err(EntryFault::Position)
+            );
         }
+        for entry in [DeadEntry::Dead, DeadEntry::Redriven] {
+            assert_eq!(DeadEntry::of_value(&entry.value(at)), Ok((entry, at)));
+        }
+        assert_eq!(
+            DeadEntry::Dead.value(at).as_ref(),
+            [0, 3, 0, 0, 0, 0, 0, 0, 0]
+        );
         assert_eq!(DeadEntry::of_value(&[2]), Err(EntryFault::State));
+        assert_eq!(DeadEntry::of_value(&[0, 1]), Err(EntryFault::State));
         assert_eq!(DeadEntry::of_value(&[]), Err(EntryFault::State));
+    }
+
+    /// Generation 2 began at 50 in a log that generation 1 had taken further elsewhere.
+    #[test]
+    fn what_was_said_of_records_that_are_gone_is_not_said_of_those_in_their_place() {
+        let ends = KnownEnds::of([(Generation(1), 0), (Generation(2), 50), (Generation(4), 70)]);
+        let restored = |position, generation| {
+            let cursor = position_value(position, Generation(generation));
+            let letters = [(60, 1), (49, 1), (60, 2), (75, 4)].map(|(offset, generation)| {
+                let value = DeadEntry::Dead.value(Generation(generation));
+                (dead_key("g", offset), value)
+            });
+            let letters = letters.iter().map(|(key, value)| (&**key, Some(value)));
+            let restored = restore("g", &ends, Some(&cursor), letters).unwrap();
+            let entries = restored.entries.into_iter().map(|(offset, _)| offset);
+            (restored.position.unwrap(), entries.collect::<Vec<_>>())
+        };
+        assert_eq!(restored(90, 1), (50, vec![49, 60, 75]));
+        assert_eq!(restored(40, 1).0, 40);
+        assert_eq!(restored(60, 2).0, 60);
+        assert_eq!(restored(90, 3).0, 70);
+        assert_eq!(restored(90, 4).0, 90);
+        assert_eq!(restored(90, 5).0, 90);
     }
 }

@@ -182,7 +182,10 @@ impl Group {
     /// When [`Self::on_time`] has something to do.
     pub fn next_deadline(&self) -> Option<MonoTime> {
         let claims = self.due.first().map(|(at, _)| *at);
-        let polls = self.polls.iter().map(|poll| poll.until).min();
+        // While a poll is read the others wait for its end, whatever the time.
+        let is_reading = self.active.is_some() || self.deleting.is_some();
+        let polls = self.polls.iter().filter(|_| !is_reading);
+        let polls = polls.map(|poll| poll.until).min();
         [claims, polls, self.cursor.retry_at]
             .into_iter()
             .flatten()

@@ -303,7 +303,8 @@ impl Group {
                 self.answer(waiter, Ok(GroupReply::Settled));
             }
             (EntryWrite::Finish { waiter }, Err(failure)) => {
-                self.set_state(offset, DeliveryState::Ready);
+                // Handed out once more, unless that was the last time.
+                self.owe_again(now, offset, Duration::ZERO);
                 self.answer(waiter, Err(GroupRefusal::Log(failure)));
             }
             (EntryWrite::Redrive { waiter }, Ok(())) if offset < self.base => {
@@ -341,7 +342,8 @@ impl Group {
         self.write_cursor();
     }
 
-    /// Writes the position if it moved and no write is on its way.
+    /// Writes the position if it moved and no write is on its way. What is durable already is not
+    /// written again.
     pub(super) fn write_cursor(&mut self) {
         if self.cursor.writing.is_some() || !self.cursor.is_dirty {
             return;
@@ -352,6 +354,14 @@ impl Group {
             Some(_) => return,
         };
         let waiters = std::mem::take(&mut self.cursor.waiting);
+        if position.is_some() && position == self.cursor.committed {
+            self.cursor.is_dirty = false;
+            self.cursor.retry_at = None;
+            for (ticket, after) in waiters {
+                self.answer(ticket, Ok(after.reply()));
+            }
+            return;
+        }
         self.cursor.writing = Some(CursorWrite { position, waiters });
         self.cursor.is_dirty = false;
         self.cursor.retry_at = None;

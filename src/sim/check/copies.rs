@@ -50,6 +50,7 @@ impl Judge {
                 if (image.base(), image.tail()) != (*base, *base) {
                     self.forget_copy(node, key);
                 }
+                self.on_placed(node, key, generation);
             }
             Change::Append { .. }
             | Change::Accept { .. }

@@ -23,6 +23,7 @@ impl Judge {
                 }
             }
         }
+        self.groups_at_the_end(|node, key| image_of(nodes, node, key).cloned());
         self.check_copies(nodes, catalog);
         self.check_requests(nodes, catalog);
     }
@@ -31,8 +32,11 @@ impl Judge {
     fn check_log(&mut self, node: usize, key: LogKey, image: &LogImage) {
         let mut places: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for (index, record) in image.records.iter().enumerate() {
+            let offset = image.base + index as u64;
+            if self.readings.own.contains(&(key, offset, record.clone())) {
+                continue;
+            }
             if let Some(id) = self.request_of(key, record) {
-                let offset = image.base + index as u64;
                 places.entry(id).or_default().push(offset);
             }
         }
@@ -124,6 +128,11 @@ impl Judge {
                     let copy = image_of(nodes, *replica, key);
                     let base = leader.map_or(0, |i| i.base).max(copy.map_or(0, |i| i.base));
                     let tails = [leader, copy].map(|i| i.map_or(0, LogImage::tail));
+                    if base > tails[0] {
+                        // Retention took its copy further than the leader's log goes: there is
+                        // nothing to compare before that has grown as far.
+                        continue;
+                    }
                     let record = |image: Option<&LogImage>, offset| {
                         image.and_then(|image| image.record(offset).cloned())
                     };

@@ -5,7 +5,9 @@
 
 mod copies;
 mod forwards;
+pub mod groups;
 pub mod last;
+pub mod readings;
 pub mod replication;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +22,8 @@ use super::workload::{RecordMark, Request};
 use crate::proto::cache::record::{CounterRecord, ValueRecord};
 use crate::proto::cache::CacheReply;
 use crate::proto::outcome::{Appended, Target};
+use groups::GroupsWatch;
+use readings::ReadingWatch;
 use replication::ReplicationWatch;
 
 /// A broken invariant: its number, and what was seen.
@@ -48,14 +52,18 @@ pub enum Ended {
 
 /// What a cache operation came to at its owner.
 #[derive(Debug)]
-pub enum CacheEffect<'a> {
-    Get {
-        found: &'a Option<Bytes>,
-        now_ms: u64,
-    },
-    Sum {
-        sum: Option<i64>,
-    },
+pub enum CacheEffect {
+    Get { found: Option<Bytes>, now_ms: u64 },
+    Sum { sum: Option<i64> },
+}
+
+/// Why a leader appends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// Somebody asked for it.
+    Request,
+    /// Of its own accord: copies of what is live, deletes of what has expired.
+    Upkeep,
 }
 
 #[derive(Debug)]
@@ -91,6 +99,8 @@ pub struct Judge {
     pub indeterminate: u64,
     pub gone: u64,
     pub replication: ReplicationWatch,
+    pub readings: ReadingWatch,
+    pub groups: GroupsWatch,
 }
 
 impl Judge {
@@ -114,6 +124,7 @@ impl Judge {
     /// The broker a client is connected to has died: nobody answers it any more.
     pub fn on_node_gone(&mut self, node: usize) {
         self.forget_process(node);
+        self.forget_group_asks(node);
         for watched in self.requests.values_mut() {
             if watched.at.node == node && watched.ended.is_none() {
                 watched.ended = Some(Ended::Gone);
@@ -127,18 +138,24 @@ impl Judge {
         &mut self,
         catalog: &SimCatalog,
         node: usize,
-        key: LogKey,
-        generation: u64,
+        (key, generation, first): (LogKey, u64, u64),
         records: &[Bytes],
+        origin: Origin,
     ) {
         if catalog.leader_of(key.shard, generation) != Some(node) {
             let seen = format!("n{node} appends to {key:?} at {generation}, which it never led");
             self.fail(37, seen);
         }
-        self.appending = records
-            .iter()
-            .filter_map(|record| self.request_of(key, record))
-            .collect();
+        // A copy carries the mark of the request that wrote the value.
+        self.appending = match origin {
+            Origin::Request => self.requests_of(key, records),
+            Origin::Upkeep => BTreeSet::new(),
+        };
+        if origin == Origin::Upkeep {
+            let own = (first..).zip(records);
+            let own = own.map(|(offset, record)| (key, offset, record.clone()));
+            self.readings.own.extend(own);
+        }
         for id in self.appending.clone() {
             self.check_append(id, key, node);
         }
@@ -208,20 +225,25 @@ impl Judge {
                 let seen = format!("n{node} calls {offset} of {key:?} durable; disk: {stored:?}");
                 self.fail(26, seen);
             }
+            if key.log == SimLog::GroupCursors {
+                self.on_cursor_durable(node, key, offset, record, journal);
+            }
         }
         let at = Appended {
             first: crate::ids::Offset(first),
             last: crate::ids::Offset(first + records.len() as u64 - 1),
         };
-        let ids: BTreeSet<u64> = records
-            .iter()
-            .filter_map(|record| self.request_of(key, record))
-            .collect();
-        for id in ids {
+        for id in self.requests_of(key, records) {
             if let Some(watched) = self.requests.get_mut(&id) {
                 watched.durable.push((node, at));
             }
         }
+    }
+
+    fn requests_of(&self, key: LogKey, records: &[Bytes]) -> BTreeSet<u64> {
+        let ids = records.iter();
+        ids.filter_map(|record| self.request_of(key, record))
+            .collect()
     }
 
     /// Whose record this is, if it says.
@@ -244,16 +266,11 @@ impl Judge {
     pub fn on_cache(
         &mut self,
         node: usize,
-        shard: usize,
+        at: LogKey,
         key: &str,
-        effect: CacheEffect<'_>,
+        effect: &CacheEffect,
         journal: &Journal,
     ) {
-        let log = match effect {
-            CacheEffect::Get { .. } => SimLog::Cache,
-            CacheEffect::Sum { .. } => SimLog::Counters,
-        };
-        let at = LogKey { shard, log };
         // After a failed sync the disk may hold more than anybody was told.
         let records = journal.on_disk(at).map_or(&[][..], |image| {
             let known = journal.durable_tail(at).saturating_sub(image.base) as usize;
@@ -261,7 +278,7 @@ impl Judge {
         });
         match effect {
             CacheEffect::Get { found, now_ms } => {
-                let folded = fold_value(records, key, now_ms);
+                let folded = fold_value(records, key, *now_ms);
                 if folded != *found {
                     let seen = format!("n{node} {at:?} {key}: {found:?}, its log says {folded:?}");
                     self.fail(42, seen);
@@ -269,7 +286,7 @@ impl Judge {
             }
             CacheEffect::Sum { sum } => {
                 let folded = fold_sum(records, key);
-                if folded != sum {
+                if folded != *sum {
                     let seen = format!("n{node} {at:?} {key}: sum {sum:?}, its log: {folded:?}");
                     self.fail(44, seen);
                 }

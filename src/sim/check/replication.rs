@@ -89,6 +89,7 @@ impl Judge {
     pub fn on_begin(&mut self, node: usize, keys: &[LogKey], generation: u64, journal: &Journal) {
         for key in keys {
             let image = journal.on_disk(*key).cloned().unwrap_or_default();
+            self.begin_whole(*key, generation, &image);
             let log = LeaderLog {
                 node,
                 base: image.base,
@@ -103,12 +104,14 @@ impl Judge {
 
     /// A leader appends at its generation.
     pub(super) fn on_leader_append(&mut self, key: LogKey, generation: u64, records: &[Bytes]) {
+        self.extend_whole(key, generation, records);
         if let Some(log) = self.replication.leaders.get_mut(&(key, generation)) {
             log.records.extend_from_slice(records);
         }
     }
 
     pub(super) fn take_back_leader_append(&mut self, key: LogKey, generation: u64, count: usize) {
+        self.take_back_whole(key, generation, count);
         if let Some(log) = self.replication.leaders.get_mut(&(key, generation)) {
             let keep = log.records.len() - count;
             log.records.truncate(keep);
@@ -134,6 +137,10 @@ impl Judge {
             if !is_recorded {
                 let seen = format!("n{node} opens {key:?} at {generation} with {image:?} on disk");
                 self.fail(14, seen);
+            }
+            self.on_opened_reading(node, *key, generation, journal);
+            if key.log == SimLog::GroupCursors {
+                self.on_opened_groups(node, *key, journal);
             }
         }
         self.holds_committed(32, node, keys[0], journal.on_disk(keys[0]));
@@ -303,19 +310,15 @@ impl Judge {
         committed.map_or(0, Committed::tail)
     }
 
-    /// A write is acknowledged because the mark has passed it.
-    pub fn on_quorum_release(&mut self, shard: usize, reply: &PeerReply) {
-        let PeerReply::Appended(at) = reply else {
-            return;
-        };
-        let key = LogKey {
-            shard,
-            log: SimLog::Stream,
-        };
-        self.acked_quorum += at.last.0 - at.first.0 + 1;
+    /// An answer is given because the mark has passed `end`: the end of what was written, or how
+    /// far the state had come that was read.
+    pub fn on_quorum_release(&mut self, key: LogKey, end: u64, reply: &PeerReply) {
+        if let PeerReply::Appended(at) = reply {
+            self.acked_quorum += at.last.0 - at.first.0 + 1;
+        }
         let committed = self.committed_tail(key);
-        if at.last.0 >= committed {
-            let seen = format!("{key:?} acknowledges {at:?}, committed {committed}");
+        if end > committed {
+            let seen = format!("{key:?} answers {reply:?} at {end}, committed {committed}");
             self.fail(26, seen);
         }
     }

@@ -47,7 +47,8 @@ pub(super) struct Led {
     pub is_superseded: bool,
 }
 
-type Wait = (Waiter, PeerReply);
+/// Who waits, for which answer, until the log is on a majority up to where.
+type Wait = (Waiter, PeerReply, u64);
 
 /// The shards one core leads with followers.
 #[derive(Debug)]
@@ -355,33 +356,34 @@ impl Core {
     pub(super) fn wait_for_quorum(
         &mut self,
         env: &mut Env,
-        shard: usize,
+        key: LogKey,
         end: u64,
         waiter: Waiter,
         reply: PeerReply,
     ) {
         let deadline = self.now(env) + QUORUM_WAIT;
-        let waits = self.leads.waits.entry(shard).or_default();
-        waits.push(end, deadline, (waiter, reply));
-        if let Some(mark) = self.leads.mark(shard) {
-            self.release_waits(env, shard, mark);
+        let waits = self.leads.waits.entry(key.shard).or_default();
+        waits.push(end, deadline, (waiter, reply, end));
+        if let Some(mark) = self.leads.mark(key.shard) {
+            self.release_waits(env, key.shard, mark);
         }
     }
 
     fn release_waits(&mut self, env: &mut Env, shard: usize, mark: u64) {
-        while let Some((waiter, reply)) = self
+        let key = logs_of_shard(env, shard)[0];
+        while let Some((waiter, reply, end)) = self
             .leads
             .waits
             .get_mut(&shard)
             .and_then(|waits| waits.pop_released(mark))
         {
-            env.judge.on_quorum_release(shard, &reply);
+            env.judge.on_quorum_release(key, end, &reply);
             self.finish(env, waiter, Ok(reply));
         }
     }
 
     fn end_waits(&mut self, env: &mut Env, shard: usize) {
-        while let Some((waiter, _)) = self
+        while let Some((waiter, ..)) = self
             .leads
             .waits
             .get_mut(&shard)
@@ -398,7 +400,7 @@ impl Core {
         }
         let shards: Vec<usize> = self.leads.waits.keys().copied().collect();
         for shard in shards {
-            while let Some((waiter, _)) = self
+            while let Some((waiter, ..)) = self
                 .leads
                 .waits
                 .get_mut(&shard)

@@ -6,6 +6,8 @@
 
 mod accept;
 mod cache;
+mod compact;
+mod group;
 mod ingress;
 mod lanes;
 mod lead;
@@ -17,22 +19,26 @@ mod ship;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::consumers::GroupAt;
 use super::disk::{Change, GroupEnd, Journal, LogKey};
 use super::env::{CoreAt, Env};
 use super::network::{Arrival, ConnId, Side};
 use super::workload::Request;
 use crate::ids::{Generation, NodeId};
+use crate::proto::group::GroupOp;
 use crate::proto::outcome::Target;
 use crate::proto::ownership::{Owner, Serving, ShardView};
 use crate::proto::replication::leader::{AskId, FollowerIdx};
 use crate::proto::MonoTime;
 use crate::wire::internal::ReplicaLog;
 
+pub use group::{GroupLife, LIMITS as GROUP_LIMITS};
 pub use lanes::LaneMsg;
 pub use owner::{ServeRefusal, Work};
 
 use accept::{PeerConn, ReplicateOwed};
 use cache::Caches;
+use group::Groups;
 use ingress::PendingForward;
 use lanes::Lanes;
 use lead::Leads;
@@ -75,6 +81,26 @@ pub enum CoreInput {
         log: ReplicaLog,
         id: AskId,
         from: u64,
+        most: u64,
+    },
+    /// A member of a consumer group asks for something.
+    Group {
+        at: GroupAt,
+        ticket: u64,
+        op: GroupOp,
+    },
+    /// Records for the poll of a group can be read.
+    GroupRead {
+        of: GroupLife,
+        from: u64,
+        most: u64,
+    },
+    /// The next records of a log that is being compacted have been read.
+    CompactionRead {
+        key: LogKey,
+        generation: Generation,
+        from: u64,
+        most: u64,
     },
     /// Retention gives up the oldest records of a log.
     Trim {
@@ -85,8 +111,15 @@ pub enum CoreInput {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
-    Forward { token: u64 },
-    ClosePeer { conn: ConnId },
+    Forward {
+        token: u64,
+    },
+    ClosePeer {
+        conn: ConnId,
+    },
+    /// Expired entries, and logs to compact.
+    Tend,
+    Compact,
 }
 
 /// The state of one core for the life of a process; the journal outlives it.
@@ -107,6 +140,7 @@ pub struct Core {
     forwards: BTreeMap<u64, PendingForward>,
     waiters: BTreeMap<u64, Waiter>,
     caches: Caches,
+    groups: Groups,
     replicate_owed: BTreeMap<u64, ReplicateOwed>,
     replicas: Replicas,
     leads: Leads,
@@ -133,6 +167,7 @@ impl Core {
             forwards: BTreeMap::new(),
             waiters: BTreeMap::new(),
             caches: Caches::default(),
+            groups: Groups::default(),
             replicate_owed: BTreeMap::new(),
             replicas: Replicas::default(),
             leads: Leads::default(),
@@ -177,7 +212,16 @@ impl Core {
                 log,
                 id,
                 from,
-            } => self.on_ship_read(env, (shard, generation), (follower, log), (id, from)),
+                most,
+            } => self.on_ship_read(env, (shard, generation), (follower, log), (id, from, most)),
+            CoreInput::Group { at, ticket, op } => self.on_group_ask(env, at, ticket, op),
+            CoreInput::GroupRead { of, from, most } => self.on_group_read(env, of, from, most),
+            CoreInput::CompactionRead {
+                key,
+                generation,
+                from,
+                most,
+            } => self.on_compaction_read(env, (key, generation), (from, most)),
             CoreInput::Trim { key, base } => self.on_trim(env, key, base),
         }
         self.run_replicas(env);
@@ -186,6 +230,7 @@ impl Core {
         self.run_links(env);
         self.run_leads(env);
         self.run_links(env);
+        self.run_groups(env);
         self.start_commit_group(env);
         self.arm(env);
     }
@@ -200,6 +245,10 @@ impl Core {
     }
 
     fn on_wake(&mut self, env: &mut Env) {
+        // One that an earlier one was armed before is for the lanes only.
+        if self.wake_at_us.is_none_or(|at_us| at_us > env.now_us) {
+            return self.drain_backlog(env);
+        }
         self.wake_at_us = None;
         let now = self.now(env);
         while let Some((_, timer)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
@@ -207,6 +256,8 @@ impl Core {
             match timer {
                 Timer::Forward { token } => self.on_forward_time(env, token),
                 Timer::ClosePeer { conn } => self.close_peer(env, conn),
+                Timer::Tend => self.tend_states(env),
+                Timer::Compact => self.run_compaction(env),
             }
         }
         for link in self.links.values_mut() {
@@ -225,6 +276,7 @@ impl Core {
             .values()
             .filter_map(|l| l.machine.next_deadline());
         let leads = self.leads.next_deadline(self.now(env));
+        let groups = self.groups.next_deadline();
         let greetings = self
             .accepted
             .values()
@@ -233,6 +285,7 @@ impl Core {
             .into_iter()
             .chain(links)
             .chain(leads)
+            .chain(groups)
             .chain(greetings)
             .min()
         else {
@@ -258,6 +311,8 @@ impl Core {
         }
         self.view = Some(version);
         self.caches.on_view(env, self.at.node, version);
+        self.run_compaction(env);
+        self.drop_moved_groups(env);
         self.replicas_on_view(env, version);
         self.leads_on_view(env, version);
         self.forwards_after_view(env);

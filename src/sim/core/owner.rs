@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::cache::log_key;
+use super::group::{GroupLife, GroupWrite};
 use super::{Core, CoreInput};
 use crate::ids::{CorrelationId, Generation, Offset};
 use crate::proto::cache::{CacheFailure, CacheRequest};
 use crate::proto::convert::PeerReply;
 use crate::proto::outcome::{Appended, PeerCode};
 use crate::sim::catalog::Acknowledge;
+use crate::sim::check::Origin;
 use crate::sim::disk::{Change, Done, GroupEnd, LogKey, Refusal, SimLog};
 use crate::sim::env::{Env, Fault};
 use crate::sim::faults::DiskCrash;
@@ -84,6 +87,18 @@ pub enum Waiter {
         core: usize,
         ticket: u64,
     },
+    /// The compaction of a log, for one copy.
+    Copy {
+        key: LogKey,
+        generation: Generation,
+    },
+    /// A consumer group, for one of its records.
+    Group {
+        of: GroupLife,
+        write: GroupWrite,
+    },
+    /// Nobody: the broker wrote of its own accord.
+    Upkeep,
 }
 
 impl Core {
@@ -130,12 +145,16 @@ impl Core {
                 };
                 let records: Vec<Bytes> = payloads.iter().map(Bytes::copy_from_slice).collect();
                 let token = self.token();
-                match self.append(env, key, generation, records, token) {
+                let origin = (token, Origin::Request);
+                match self.append(env, key, generation, records, origin) {
                     Ok(()) => drop(self.waiters.insert(token, waiter)),
                     Err(refusal) => self.finish(env, waiter, Err(refusal)),
                 }
             }
-            Work::Cache(request) => self.serve_cache(env, shard, generation, request, waiter),
+            Work::Cache(request) => {
+                let key = log_key(shard, request.log());
+                self.serve_cache(env, key, generation, request, waiter);
+            }
         }
     }
 
@@ -146,11 +165,12 @@ impl Core {
         key: LogKey,
         generation: Generation,
         records: Vec<Bytes>,
-        token: u64,
+        (token, origin): (u64, Origin),
     ) -> Result<(), ServeRefusal> {
         let first = self.journal.seen(key).tail();
+        let at = (key, generation.0, first);
         env.judge
-            .on_append(&env.catalog, self.at.node, key, generation.0, &records);
+            .on_append(&env.catalog, self.at.node, at, &records, origin);
         let change = Change::Append {
             generation: generation.0,
             first,
@@ -249,10 +269,12 @@ impl Core {
         if !self.leads.is_open(key.shard, *generation) && !self.leads_any(env, key.shard) {
             return self.finish(env, waiter, Err(ServeRefusal::Unknown));
         }
-        let waits = env.catalog.shards[key.shard].acknowledge == Acknowledge::Quorum;
+        let is_asked_for = !matches!(waiter, Waiter::Copy { .. } | Waiter::Upkeep);
+        let waits =
+            is_asked_for && env.catalog.shards[key.shard].acknowledge == Acknowledge::Quorum;
         if waits && key.log.is_main() {
             let end = first + records.len() as u64;
-            return self.wait_for_quorum(env, key.shard, end, waiter, reply.clone());
+            return self.wait_for_quorum(env, key, end, waiter, reply.clone());
         }
         self.finish(env, waiter, result);
     }
@@ -286,6 +308,14 @@ impl Core {
             } => self.answer_work(env, (conn, stream), (kind, correlation), result),
             Waiter::Forward { token } => self.forward_applied_here(env, token, result),
             Waiter::Lane { core, ticket } => self.answer_lane(env, core, ticket, result),
+            Waiter::Copy { key, generation } => {
+                self.on_copy_written(env, (key, generation), result.is_ok());
+            }
+            Waiter::Group { of, write } => {
+                let result = result.map(|_| ()).map_err(|_| CacheFailure::StorageFailed);
+                self.on_group_written(env, of, write, result);
+            }
+            Waiter::Upkeep => {}
         }
     }
 }

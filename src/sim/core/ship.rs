@@ -68,7 +68,9 @@ impl Core {
             Ask::Rebuild { base } => ReplicateBody::Rebuild {
                 base_offset: base.0,
             },
-            Ask::Fetch { from, .. } => {
+            Ask::Fetch {
+                from, max_records, ..
+            } => {
                 let Some(generation) = self.leads.led.get(&shard).map(|led| led.generation) else {
                     return;
                 };
@@ -83,6 +85,7 @@ impl Core {
                     log,
                     id,
                     from: from.0,
+                    most: u64::from(max_records),
                 };
                 return env.to_core(after_us, self.at, input);
             }
@@ -96,7 +99,7 @@ impl Core {
         env: &mut Env,
         (shard, generation): (usize, u64),
         (follower, log): (FollowerIdx, ReplicaLog),
-        (id, from): (AskId, u64),
+        (id, from, most): (AskId, u64, u64),
     ) {
         let now = self.now(env);
         let key = LogKey {
@@ -107,7 +110,7 @@ impl Core {
         let to = self
             .journal
             .durable_tail(key)
-            .min(from + env.random.schedule.between(1, 6));
+            .min(from + env.random.schedule.between(1, 6).min(most));
         let records: Vec<Bytes> = (from..to)
             .map_while(|offset| seen.record(offset).cloned())
             .collect();

@@ -10,7 +10,7 @@ use crate::wire::client::{ErrorCode, Refusal};
 
 use super::super::timers::Timer;
 use super::{ClientConn, Core};
-use crate::driver::quic::{ConnId, StreamId};
+use crate::driver::quic::{ConnId, StreamId, StreamMap};
 
 /// Of unfinished frames a connection may hold so much whatever others hold: one of 64 KiB and a bit.
 const ALWAYS_HELD_BYTES: usize = 128 << 10;
@@ -34,7 +34,7 @@ impl Core {
         let client = ClientConn {
             remote,
             session,
-            streams: HashMap::new(),
+            streams: StreamMap::default(),
             last_identity: None,
             in_flight_bytes: 0,
             buffered_bytes: 0,

@@ -38,7 +38,7 @@ use crate::wire::client::{
 
 use super::timers::Timer;
 use super::{Core, MAX_UNTAKEN_ANSWER_BYTES};
-use crate::driver::quic::{ConnId, ReadEnd, StreamId};
+use crate::driver::quic::{ConnId, ReadEnd, StreamId, StreamMap};
 use auth::Identity;
 
 pub(super) use auth::server_offer;
@@ -56,7 +56,7 @@ pub(super) struct ClientConn {
     remote: SocketAddr,
     session: ConnectionSession,
     /// Boxed: the table of a client's dozens of streams is half empty.
-    streams: HashMap<StreamId, Box<ClientStream>>,
+    streams: StreamMap<Box<ClientStream>>,
     /// Of the stream that authenticated last: the others mostly show the same token.
     last_identity: Option<Rc<Identity>>,
     /// Bytes of publishes and cache operations taken and not answered.

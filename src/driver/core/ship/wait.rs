@@ -1,5 +1,7 @@
 //! Writes and cache reads that wait for a majority, and what readers may see.
 
+use std::sync::Arc;
+
 use storage_uring::LogRef;
 
 use super::super::append::AppendWaiter;
@@ -7,7 +9,7 @@ use super::super::cache::CacheWaiter;
 use super::super::message::{AppendResult, CacheResult, UnknownWrite};
 use super::super::Core;
 use super::LedIdx;
-use crate::proto::cache::CacheFailure;
+use crate::proto::cache::{CacheFailure, CacheLog, Staged};
 use crate::proto::outcome::Appended;
 
 /// Who is told once the mark has passed.
@@ -50,8 +52,19 @@ impl Core {
         !self.shipping.logs.is_empty() && self.shipping.logs.contains_key(&log)
     }
 
+    /// How far whoever may lead next is known to hold a log this broker leads; of a log nobody else
+    /// has a copy of, the durable tail.
+    pub(in crate::driver::core) fn held_by_heirs(&self, log: LogRef) -> u64 {
+        let Some((at, kind)) = self.shipping.logs.get(&log).copied() else {
+            return self.storage.durable_tail(log);
+        };
+        let led = self.shipping.get(at);
+        let machine = led.and_then(|led| led.machine.as_ref());
+        machine.map_or(0, |machine| machine.held_by_heirs(kind))
+    }
+
     /// The led `Quorum` shard whose main log this is.
-    fn quorum_of(&self, log: LogRef) -> Option<LedIdx> {
+    pub(in crate::driver::core) fn quorum_of(&self, log: LogRef) -> Option<LedIdx> {
         if self.shipping.logs.is_empty() {
             return None;
         }
@@ -99,14 +112,36 @@ impl Core {
         }
         match self.quorum_of(log) {
             Some(at) => {
-                let has_mark = self.shipping.get(at).is_some_and(|led| led.shown.is_some());
-                if !has_mark && !answer.is_write {
-                    return self.finish_cache(answer.waiter, Err(CacheFailure::NotReady));
+                if !answer.is_write {
+                    self.write_first_record(at, log);
                 }
                 self.wait_for_mark(at, end, QuorumWaiter::Cache(answer));
             }
             None => self.finish_cache(answer.waiter, answer.result),
         }
+    }
+
+    /// A leader has no mark before a majority holds a record of its own generation. A reader of a
+    /// cache need not wait until somebody writes: a record that changes nothing will do.
+    fn write_first_record(&mut self, at: LedIdx, log: LogRef) {
+        let Some(led) = self.shipping.get(at) else {
+            return;
+        };
+        let floor = led.machine.as_ref().map(|machine| machine.floor());
+        if floor != Some(self.storage.tail(log)) {
+            return;
+        }
+        let (shard, generation) = (Arc::clone(&led.shard), led.generation);
+        if self.check_leads(&shard, generation).is_err() {
+            return;
+        }
+        let cache = (shard, CacheLog::Values);
+        let state = self.caches.get_mut(&cache);
+        let Some(index) = state.and_then(|state| state.index.values_mut()) else {
+            return;
+        };
+        let staged = Staged::Value(index.stage_nothing());
+        self.append_cache_write(&cache, (log, generation), staged, None);
     }
 
     fn wait_for_mark(&mut self, at: LedIdx, end: u64, waiter: QuorumWaiter) {

@@ -133,16 +133,26 @@ impl<G: ReportGate> ShardLeader<G> {
         slots: &dyn RebuildSlots,
     ) -> Option<(ReplicaLog, Asked)> {
         let (at, want) = self.find_want(follower, now)?;
+        // A copy that may not be filled must not keep its slot from the one it waits for.
+        let is_in_turn = self.is_in_turn(at, follower);
         let view = self.view(at);
-        let limits = self.spec.limits;
+        let mut limits = self.spec.limits;
         let shipped = &mut self.logs[at];
         let log = shipped.log;
+        if let (ReplicaLog::GroupCursors, Want::Fetch { from }) = (log, want) {
+            // Only what was there when the dead letters were found level: until the records are
+            // read, more may come of both.
+            let known = shipped.synced.saturating_sub(from).max(1);
+            limits.batch_records = limits
+                .batch_records
+                .min(known.try_into().unwrap_or(u32::MAX));
+        }
         let cursor = &mut shipped.cursors[usize::from(follower.0)];
         cursor.on_time(now);
         if want == Want::Rebuild {
             // I29: whoever might be promoted on a report may not lose its copy.
             let is_unnamed = self.gate.is_unnamed(usize::from(follower.0));
-            if !is_unnamed || !slots.try_take() {
+            if !is_unnamed || !is_in_turn || !slots.try_take() {
                 if let Some(halt) = &mut cursor.halt {
                     halt.rebuild_at = now + limits.slot_poll;
                 }

@@ -34,6 +34,23 @@ impl<G: ReportGate> ShardLeader<G> {
         self.mark.get()
     }
 
+    /// How far whoever may lead next is known to hold a log, so that its head may be given up for
+    /// what was written anew: the mark of the main log, by which the next leader is chosen; of a
+    /// companion, which has no part in that choice, as far as every follower that is not halted has
+    /// answered.
+    pub fn held_by_heirs(&self, log: ReplicaLog) -> u64 {
+        let Some(at) = self.logs.iter().position(|shipped| shipped.log == log) else {
+            return 0;
+        };
+        if at == 0 {
+            return self.mark.get().unwrap_or(0);
+        }
+        let shipped = &self.logs[at];
+        let shipped_to = shipped.cursors.iter().filter(|c| c.halted().is_none());
+        let answered = shipped_to.map(|cursor| cursor.position().unwrap_or(0));
+        answered.fold(shipped.synced, u64::min)
+    }
+
     /// Retention may give up records of that log below this offset; `u64::MAX` is no bound.
     ///
     /// Of the main log of a `Quorum` shard only what a majority holds: nothing before the first mark of

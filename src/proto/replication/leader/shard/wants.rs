@@ -1,7 +1,7 @@
 //! Which log of a shard has something for a follower.
 
 use super::{FollowerIdx, ReportGate, ShardLeader};
-use crate::proto::replication::leader::cursor::{LogView, Want};
+use crate::proto::replication::leader::cursor::{Cursor, LogView, Want};
 use crate::proto::replication::leader::opening::OpeningPhase;
 use crate::proto::MonoTime;
 use crate::wire::internal::ReplicaLog;
@@ -57,8 +57,9 @@ impl<G: ReportGate> ShardLeader<G> {
 
     /// A follower that holds a group's position and not the dead letter before it would lose that
     /// record for good, so cursors follow dead letters: what a cursor record depends on is synced
-    /// here before it, and a level follower has all of that.
-    fn is_in_turn(&self, at: usize, follower: FollowerIdx) -> bool {
+    /// here before it, and a level follower has all of that. One that takes no dead letters gets no
+    /// cursors either: an old position costs deliveries, a new one records.
+    pub(super) fn is_in_turn(&self, at: usize, follower: FollowerIdx) -> bool {
         if self.logs[at].log != ReplicaLog::GroupCursors {
             return true;
         }
@@ -72,11 +73,7 @@ impl<G: ReportGate> ShardLeader<G> {
         letters
             .cursors
             .get(usize::from(follower.0))
-            .is_none_or(|cursor| {
-                cursor.halted().is_some()
-                    || cursor
-                        .position()
-                        .is_some_and(|position| position >= letters.synced)
-            })
+            .and_then(Cursor::position)
+            .map_or(letters.synced == 0, |held| held >= letters.synced)
     }
 }
