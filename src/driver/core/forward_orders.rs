@@ -20,7 +20,7 @@ pub(super) struct ChainId(usize);
 #[derive(Debug, Default)]
 struct Chain {
     order: OrderChain,
-    /// Of the peer link, used last.
+    /// Of the peer link: the stream of what is on its way, written or waiting for its connection.
     slot: Option<StreamSlot>,
 }
 
@@ -54,10 +54,14 @@ impl ForwardOrders {
     /// The peer stream a forward has to travel on, because others of its chain are on their way there.
     pub fn pin(&mut self, chain: ChainId, token: u64) -> Option<StreamSlot> {
         let of = &mut self.chains[chain.0];
-        of.slot.filter(|_| of.order.follows_another(token))
+        if !of.order.follows_another(token) {
+            // What is known is of requests that are over, maybe on another connection.
+            of.slot = None;
+        }
+        of.slot
     }
 
-    /// The peer stream a forward of the chain was written on.
+    /// The peer stream a forward of the chain is written on, or will be once there is a connection.
     pub fn note_slot(&mut self, chain: ChainId, slot: StreamSlot) {
         self.chains[chain.0].slot = Some(slot);
     }
@@ -112,4 +116,51 @@ fn way(to: &NodeId) -> u64 {
     let mut hasher = DefaultHasher::new();
     to.hash(&mut hasher);
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{Namespace, ShardKind, StreamName, TenantId};
+
+    fn key() -> OrderKey {
+        let shard = ShardId {
+            kind: ShardKind::Stream,
+            tenant: TenantId::new("t").unwrap(),
+            namespace: Namespace::new("n").unwrap(),
+            name: StreamName::new("s").unwrap(),
+            shard: 0,
+        };
+        let stream = StreamId::new(quinn_proto::Side::Client, quinn_proto::Dir::Bi, 0);
+        (ConnId::default(), stream, Arc::new(shard))
+    }
+
+    /// What the streams of a former connection were used for says nothing about the next one.
+    #[test]
+    fn a_stream_is_followed_only_while_something_is_on_its_way_there() {
+        let mut orders = ForwardOrders::default();
+        let chain = orders.chain(key());
+        let to = NodeId::new("node-2").unwrap();
+        assert_eq!(orders.begin(chain, 1, &to), Turn::Send);
+        assert_eq!(orders.pin(chain, 1), None);
+        orders.note_slot(chain, StreamSlot(3));
+        orders.begin(chain, 2, &to);
+        assert_eq!(orders.pin(chain, 2), Some(StreamSlot(3)));
+        // The connection is lost, and with it both.
+        for token in [1, 2] {
+            orders.on_finished(chain, token, true);
+        }
+        // The next ones wait for a connection; the first of them is given a stream by its client stream.
+        orders.begin(chain, 4, &to);
+        assert_eq!(orders.pin(chain, 4), None);
+        orders.begin(chain, 5, &to);
+        assert_eq!(
+            orders.pin(chain, 5),
+            None,
+            "4 does not wait for that stream"
+        );
+        orders.note_slot(chain, StreamSlot(1));
+        orders.begin(chain, 6, &to);
+        assert_eq!(orders.pin(chain, 6), Some(StreamSlot(1)));
+    }
 }

@@ -80,8 +80,8 @@ impl Core {
         let previous = pending.body.previous;
         let order_key = pending.body.order_key;
         pending.target = target.clone();
-        let in_chain = pending.chain;
-        let in_chain = in_chain.and_then(|chain| self.forward_orders.pin(chain, token));
+        let in_order = pending.chain;
+        let in_chain = in_order.and_then(|chain| self.forward_orders.pin(chain, token));
         let after = previous
             .and_then(|previous| self.forwards.get_mut(previous))
             .filter(|previous| previous.target.node == target.node)
@@ -98,6 +98,14 @@ impl Core {
                 (order_key % u64::from(self.settings.link_limits.streams)) as u8,
             ))),
         };
+        // What comes before the connection does must wait for the same stream, and what comes behind the
+        // connection follow there.
+        if let (Some(chain), Some(slot)) = (in_order, pin) {
+            self.forward_orders.note_slot(chain, slot);
+        }
+        if let Some(pending) = self.forwards.get_mut(token) {
+            pending.slot = pin;
+        }
         link.machine.request(
             self.mono,
             Request {

@@ -11,7 +11,7 @@ pub use quinn_proto::{Side, StreamId};
 
 /// One connection of one pump. Generation-checked: an id that outlived its connection names nothing,
 /// and every command on it is a harmless no-op.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnId {
     pub(super) index: u32,
     pub(super) generation: u32,
