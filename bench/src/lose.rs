@@ -105,6 +105,8 @@ pub struct LoseReport {
     pub checked: u64,
     /// See `checked`.
     pub clean: bool,
+    /// The first faults, in words.
+    pub findings: Vec<String>,
 }
 
 #[derive(Parser)]
@@ -159,6 +161,7 @@ fn measure(args: &LoseArgs) -> Result<LoseReport> {
         unknown,
         checked: counts.checked,
         clean: counts.is_clean(),
+        findings: counts.findings,
     })
 }
 
@@ -288,5 +291,9 @@ fn print(report: &LoseReport, out: &mut dyn Write) -> std::io::Result<()> {
             true => "all as acknowledged",
             false => "NOT as acknowledged",
         }
-    )
+    )?;
+    for finding in &report.findings {
+        writeln!(out, "          {finding}")?;
+    }
+    Ok(())
 }

@@ -98,6 +98,8 @@ pub struct PeerSettings {
     pub stream_window_bytes: u32,
     /// Receive window of a connection.
     pub connection_window_bytes: u32,
+    /// Bytes on their way on one link.
+    pub send_window_bytes: u64,
     /// Followers given a new copy at once.
     pub rebuilds_at_once: usize,
 }

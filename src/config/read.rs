@@ -325,6 +325,7 @@ fn read_peer(reader: &ValueReader) -> PeerSettings {
         refused_backoff: reader.ms("peer-refused-backoff-ms"),
         stream_window_bytes: reader.small("peer-receive-window-bytes"),
         connection_window_bytes: reader.small("peer-connection-window-bytes"),
+        send_window_bytes: reader.whole("peer-send-window-bytes"),
     }
 }
 

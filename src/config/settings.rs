@@ -182,6 +182,8 @@ pub const SETTINGS: &[Setting] = &[
         "Bytes a peer may send ahead on one stream; at least the largest frame"),
     setting(PEERS, "peer-connection-window-bytes", Whole(64 * KIB, 2 * GIB), Default("142606336"),
         "Bytes a peer may send ahead on one connection; at least peer-receive-window-bytes"),
+    setting(PEERS, "peer-send-window-bytes", Whole(64 * KIB, GIB), Default("4194304"),
+        "Bytes on their way to a peer on one link; small requests wait behind them, long paths need rate times round trip"),
     setting(PEERS, "rebuilds-at-once", Whole(0, 1024), Default("1"),
         "Followers this broker, as their leader, gives a new copy at once; 0: never by itself"),
     setting(PEERS, "forward-attempts", Whole(1, 20), Default("5"),

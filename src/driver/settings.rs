@@ -41,6 +41,7 @@ pub(super) fn core_settings(config: &Config) -> Settings {
             keep_alive: Some(peer.keep_alive),
             stream_receive_window_bytes: peer.stream_window_bytes,
             connection_receive_window_bytes: peer.connection_window_bytes,
+            send_window_bytes: peer.send_window_bytes,
             ..TransportSettings::peer_link()
         },
         link_limits: LinkLimits {

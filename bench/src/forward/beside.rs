@@ -63,6 +63,9 @@ pub struct BesideArgs {
     /// Write the report to a file
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// More flags for every broker started, after "--"
+    #[arg(last = true, value_name = "SERVE FLAGS")]
+    pub serve_flags: Vec<String>,
 }
 
 /// One round.
@@ -113,6 +116,7 @@ pub fn run_beside(args: &BesideArgs, out: &mut dyn Write) -> Result<Exit, Comman
 fn measure(args: &BesideArgs) -> anyhow::Result<BesideReport> {
     let mut cluster_args = Defaults::try_parse_from(["felix-bench"])?.args;
     cluster_args.shards = 2;
+    cluster_args.serve_flags = args.serve_flags.clone();
     let plan = plan_cpus(&usable_cpus(), 2, 1);
     let dir = WorkDir::for_logs(args.data_dir.as_deref(), 1, 128)
         .map_err(|e| anyhow::anyhow!(e.message))?;
