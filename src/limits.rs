@@ -51,6 +51,10 @@ pub const SHIP_LANE_REQUESTS: usize = 256;
 pub const SHIP_LANE_BYTES: u64 = 8 << 20;
 /// Reads from the disk for the followers of one broker at once.
 pub const SHIP_LANE_DISK_READS: usize = 4;
+/// Largest `retention-bytes` of a shard.
+pub const MAX_RETENTION_BYTES: u64 = 1 << 50;
+/// Longest `retention-age-s` of a shard: ten years.
+pub const MAX_RETENTION_AGE_S: u64 = 10 * 366 * 86_400;
 /// Longest name of a consumer group, in bytes.
 pub const MAX_GROUP_NAME_BYTES: usize = 512;
 /// Longest name of a member of a consumer group, in bytes.

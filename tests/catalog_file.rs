@@ -1,6 +1,7 @@
 //! The catalog file: what is accepted, and every mistake with its line.
 
 use std::path::Path;
+use std::time::Duration;
 
 use felix_uring::catalog::{parse_catalog, Catalog, CatalogErrors, Consistency, NodeIdx};
 use felix_uring::wire::routing::Routing;
@@ -47,6 +48,8 @@ replicas = 2
 routing = "jump_hash"
 consistency = "quorum"
 durable = true
+retention_bytes = 1073741824
+retention_age = "7d"
 
 [[cache]]
 tenant = "t1"
@@ -84,6 +87,9 @@ fn a_good_file_says_what_it_says() {
     assert_eq!((stream.shards(), stream.replicas), (4, 2));
     assert_eq!(stream.routing, Routing::JumpHash);
     assert_eq!(stream.consistency, Consistency::Quorum);
+    let week = Duration::from_secs(7 * 86_400);
+    assert_eq!(stream.retention.bytes, Some(1 << 30));
+    assert_eq!(stream.retention.age, Some(week));
     let generations: Vec<u64> = stream.assignments.iter().map(|a| a.generation.0).collect();
     assert_eq!(generations, [3, 3, 7, 3]);
     assert_eq!(*stream.assignments[2].replicas, [NodeIdx(1), NodeIdx(0)]);
@@ -137,10 +143,10 @@ fn each_mistake_has_its_line_and_a_remedy() {
         ("kid = \"k1\"", "kid = \"j1\"", 15, "used twice"),
         ("shards = 4", "shards = 0", 24, "from 1 to"),
         ("shards = 4", "shards = \"4\"", 24, "is string"),
-        ("shards = 4", "shards = 2", 35, "has no shard 2"),
+        ("shards = 4", "shards = 2", 37, "has no shard 2"),
         ("shards = 4", "shard = 4", 24, "did you mean shards?"),
         ("replicas = 2", "replicas = 3", 20, "use at most 2"),
-        ("replicas = 2", "replicas = 1", 35, "2 nodes hold shard 2"),
+        ("replicas = 2", "replicas = 1", 37, "2 nodes hold shard 2"),
         (
             "routing = \"jump_hash\"",
             "routing = \"jump\"",
@@ -154,26 +160,51 @@ fn each_mistake_has_its_line_and_a_remedy() {
             "use leader or quorum",
         ),
         ("durable = true", "durable = false", 28, "durable is false"),
+        (
+            "retention_bytes = 1073741824",
+            "retention_bytes = -1",
+            29,
+            "from 0 to",
+        ),
+        ("\"7d\"", "7", 30, "is integer"),
+        ("\"7d\"", "\"7\"", 30, "with its unit"),
+        ("\"7d\"", "\"d\"", 30, "with its unit"),
+        ("\"7d\"", "\"+7d\"", 30, "with its unit"),
+        ("\"7d\"", "\"7 days\"", 30, "with its unit"),
+        ("\"7d\"", "\"4000d\"", 30, "up to 3660d"),
+        ("\"7d\"", "\"99999999999999999999d\"", 30, "with its unit"),
+        (
+            "retention_age",
+            "retention_ages",
+            30,
+            "did you mean retention_age?",
+        ),
+        (
+            "[[cache]]\n",
+            "[[cache]]\nretention_age = \"7d\"\n",
+            33,
+            "unknown key \"retention_age\"",
+        ),
         ("tenant = \"t1\"", "tenant = \"t2\"", 20, "add a [[tenant]]"),
         (
             "[[cache]]\n",
             "[[cache]]\nrouting = \"modulo\"\n",
-            31,
+            33,
             "unknown key \"routing\"",
         ),
-        ("[[cache]]", "[[stream]]", 30, "is declared again"),
-        ("[[cache]]", "[[chache]]", 30, "did you mean cache?"),
+        ("[[cache]]", "[[stream]]", 32, "is declared again"),
+        ("[[cache]]", "[[chache]]", 32, "did you mean cache?"),
         (
             "kind = \"stream\"",
             "kind = \"cache\"",
-            35,
+            37,
             "has no shard 2",
         ),
-        ("leader = \"b.felix\"", "leader = \"c\"", 41, "not declared"),
-        ("[\"a\", \"b.felix\"]", "[\"a\", \"a\"]", 42, "named twice"),
-        ("[\"a\", \"b.felix\"]", "[\"a\", 3]", 42, "is integer"),
-        ("[\"a\", \"b.felix\"]", "\"a\"", 42, "is string"),
-        ("shard = 2", "shard = 9", 35, "has no shard 9"),
+        ("leader = \"b.felix\"", "leader = \"c\"", 43, "not declared"),
+        ("[\"a\", \"b.felix\"]", "[\"a\", \"a\"]", 44, "named twice"),
+        ("[\"a\", \"b.felix\"]", "[\"a\", 3]", 44, "is integer"),
+        ("[\"a\", \"b.felix\"]", "\"a\"", 44, "is string"),
+        ("shard = 2", "shard = 9", 37, "has no shard 9"),
     ];
     for (from, to, line, text) in cases {
         let found = faults(from, to);
@@ -229,10 +260,10 @@ fn assignments_must_be_of_something_and_only_once() {
     let errors = parse(&(good() + assignment)).expect_err("twice");
     let text = errors.to_string();
     assert!(
-        text.contains("cat.toml:44: shard 2 of stream t1/default/events is assigned again"),
+        text.contains("cat.toml:46: shard 2 of stream t1/default/events is assigned again"),
         "{text}"
     );
-    assert!(text.contains("line 35"), "{text}");
+    assert!(text.contains("line 37"), "{text}");
     let other = assignment.replace("\"events\"", "\"evnets\"");
     let text = parse(&(good() + &other)).expect_err("unknown").to_string();
     assert!(text.contains("names stream t1/default/evnets"), "{text}");

@@ -191,6 +191,7 @@ pub(super) fn place(
                 routing: spec.routing,
                 replicas: spec.replicas,
                 consistency: spec.consistency,
+                retention: spec.retention,
                 assignments,
                 line: spec.line,
             }

@@ -1,10 +1,13 @@
 //! `[[stream]]` and `[[cache]]`: what they declare, before any shard has a place.
 
+use std::time::Duration;
+
 use crate::ids::{Namespace, ShardKind, StreamName, TenantId};
+use crate::limits::{MAX_RETENTION_AGE_S, MAX_RETENTION_BYTES};
 use crate::wire::routing::Routing;
 
 use super::fault::Faults;
-use super::model::Consistency;
+use super::model::{Consistency, StreamRetention};
 use super::names::plain;
 use super::section::{Located, Section};
 
@@ -25,6 +28,7 @@ pub(super) struct Declared {
     pub routing: Routing,
     pub replicas: u16,
     pub consistency: Consistency,
+    pub retention: StreamRetention,
     pub generation: Option<u64>,
     pub line: u32,
 }
@@ -88,6 +92,7 @@ pub(super) fn read_sharded(
     ];
     let consistency = choice(faults, "consistency", text, &levels);
     let mut routing = None;
+    let mut retention = StreamRetention::default();
     if kind == ShardKind::Stream {
         let text = section.text(faults, "routing");
         let maps = [
@@ -95,6 +100,7 @@ pub(super) fn read_sharded(
             ("jump_hash", Routing::JumpHash),
         ];
         routing = choice(faults, "routing", text, &maps);
+        retention = read_retention(&mut section, faults);
         let durable = section.flag(faults, "durable");
         if let Some(found) = durable.filter(|found| !found.value) {
             faults.at(
@@ -114,7 +120,46 @@ pub(super) fn read_sharded(
         routing: routing.unwrap_or(Routing::Modulo),
         replicas: replicas.map_or(1, |found| found.value as u16),
         consistency: consistency.unwrap_or(Consistency::Leader),
+        retention,
         generation: generation.map(|found| found.value),
         line,
     })
+}
+
+fn read_retention(section: &mut Section, faults: &mut Faults) -> StreamRetention {
+    let bytes = section.number(faults, "retention_bytes", 0..=MAX_RETENTION_BYTES);
+    let text = section.text(faults, "retention_age");
+    StreamRetention {
+        bytes: bytes.map(|found| found.value),
+        age: text.and_then(|text| read_age(text, faults)),
+    }
+}
+
+/// A length of time with its unit: `90s`, `30m`, `12h`, `7d`.
+fn read_age(text: Located<&str>, faults: &mut Faults) -> Option<Duration> {
+    let age = age_s(text.value).filter(|age_s| *age_s <= MAX_RETENTION_AGE_S);
+    if age.is_none() {
+        let days = MAX_RETENTION_AGE_S / 86_400;
+        faults.at(
+            text.line,
+            format!("retention_age is {:?}", text.value),
+            format!("use a whole number with its unit, s, m, h or d, up to {days}d: \"7d\"; \"0s\" keeps records for ever"),
+        );
+    }
+    age.map(Duration::from_secs)
+}
+
+fn age_s(text: &str) -> Option<u64> {
+    let unit = text.chars().last()?;
+    let unit_s = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        'd' => 86_400,
+        _ => return None,
+    };
+    let digits = text.strip_suffix(unit)?;
+    let is_plain = !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
+    let number: u64 = is_plain.then(|| digits.parse().ok())??;
+    number.checked_mul(unit_s)
 }

@@ -76,6 +76,12 @@ pub struct DraftSharded {
     /// `leader` or `quorum`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub consistency: Option<String>,
+    /// Bytes a shard keeps at least; streams only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retention_bytes: Option<u64>,
+    /// How long a shard keeps records at least: `90s`, `30m`, `12h` or `7d`; streams only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retention_age: Option<String>,
 }
 
 /// One shard placed by hand.

@@ -36,7 +36,7 @@ pub use floor::check_accepted;
 pub use jwks::{parse_jwks, JwksError};
 pub use model::{
     Assignment, Catalog, Consistency, HostPort, HostPortError, NodeIdx, NodeInfo, ShardedSpec,
-    Tenant, TenantKey,
+    StreamRetention, Tenant, TenantKey,
 };
 pub use parse::parse_catalog;
 pub use placement::{core_of, rank_nodes};

@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::ids::{Generation, Namespace, NodeId, ShardKind, StreamName, TenantId};
 use crate::wire::routing::Routing;
@@ -145,6 +146,15 @@ impl Consistency {
     }
 }
 
+/// How long the shards of a stream keep records. Both are lower bounds: records go in whole stretches.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StreamRetention {
+    /// Bytes a shard keeps at least; 0: no bound. None: as the broker is set.
+    pub bytes: Option<u64>,
+    /// How long a shard keeps records at least; zero: for ever. None: as the broker is set.
+    pub age: Option<Duration>,
+}
+
 /// Who holds one shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assignment {
@@ -178,6 +188,8 @@ pub struct ShardedSpec {
     pub replicas: u16,
     /// When a write is acknowledged.
     pub consistency: Consistency,
+    /// How long records are kept; caches keep what is set and not deleted.
+    pub retention: StreamRetention,
     /// One entry a shard, in order.
     pub assignments: Box<[Assignment]>,
     /// The line of the file that declared it.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::ids::{CoreId, Generation, NodeId, ShardId, ShardKind};
 use crate::wire::routing::Routing;
 
-use super::model::{Catalog, Consistency, NodeIdx, NodeInfo};
+use super::model::{Catalog, Consistency, NodeIdx, NodeInfo, StreamRetention};
 use super::placement::core_of;
 
 /// One shard as this broker sees it.
@@ -40,6 +40,8 @@ pub struct StreamRoute {
     pub routing: Routing,
     /// When a write is acknowledged.
     pub consistency: Consistency,
+    /// How long records are kept.
+    pub retention: StreamRetention,
     /// The shards, in order; never empty.
     pub shards: Box<[ShardRoute]>,
 }
@@ -204,6 +206,7 @@ impl RouteTable {
             let route = StreamRoute {
                 routing: spec.routing,
                 consistency: spec.consistency,
+                retention: spec.retention,
                 shards,
             };
             routes.insert(StoredName { first }, route);

@@ -32,6 +32,8 @@ pub struct ShardedSpec {
     pub replicas: u16,
     /// `leader` or `quorum`; `None` takes the catalog's default.
     pub consistency: Option<String>,
+    /// Bytes a shard keeps at least; `None` takes the broker's setting.
+    pub retention_bytes: Option<u64>,
     /// Index of the node that leads each shard, in shard order and repeated when shorter; empty
     /// lets placement choose.
     pub leaders: Vec<usize>,
@@ -278,6 +280,8 @@ fn sharded_draft(sharded: &ShardedSpec) -> DraftSharded {
         replicas: sharded.replicas,
         routing: None,
         consistency: sharded.consistency.clone(),
+        retention_bytes: sharded.retention_bytes,
+        retention_age: None,
     }
 }
 

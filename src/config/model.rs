@@ -59,6 +59,10 @@ pub struct StorageSettings {
     pub recent_bytes: usize,
     /// Free space kept.
     pub reserve_bytes: u64,
+    /// Bytes every shard of a stream keeps at least; 0: no bound.
+    pub retention_bytes: u64,
+    /// How long every shard of a stream keeps its records at least; 0: for ever.
+    pub retention_age: Duration,
 }
 
 /// Settings of the links between brokers.

@@ -301,6 +301,8 @@ fn read_storage(reader: &ValueReader) -> StorageSettings {
         prewritten_segments: reader.size("prewritten-segments"),
         recent_bytes: reader.size("recent-bytes"),
         reserve_bytes: reader.whole("reserve-bytes"),
+        retention_bytes: reader.whole("retention-bytes"),
+        retention_age: Duration::from_secs(reader.whole("retention-age-s")),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Every setting of the broker, declared once.
 
+use crate::limits;
+
 /// What a setting's value looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -150,6 +152,10 @@ pub const SETTINGS: &[Setting] = &[
         "Bytes of recent records a core keeps in memory for readers"),
     setting(STORAGE, "reserve-bytes", Whole(0, 1 << 40), Default("268435456"),
         "Free space kept on the data file system; below it writes are refused until there is more"),
+    setting(STORAGE, "retention-bytes", Whole(0, limits::MAX_RETENTION_BYTES), Default("0"),
+        "Bytes every shard of a stream keeps at least; older whole stretches go; 0: no bound. A stream may say otherwise in the catalog"),
+    setting(STORAGE, "retention-age-s", Whole(0, limits::MAX_RETENTION_AGE_S), Default("0"),
+        "How long every shard of a stream keeps its records at least, in s; then whole stretches go; 0: for ever. A stream may say otherwise in the catalog"),
     setting(PEERS, "peer-in-flight", Whole(1, 65_536), Default("1024"),
         "Unanswered requests per peer and core; beyond it requests are shed at once"),
     setting(PEERS, "peer-in-flight-bytes", Whole(MIB, 16 * GIB), Default("67108864"),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use storage_uring::{FaultPlan, StorageConfig, SyncMethod};
+use storage_uring::{FaultPlan, Retention, StorageConfig, SyncMethod};
 
 use super::core::{RebuildBudget, Settings};
 use super::quic::TransportSettings;
@@ -86,6 +86,11 @@ pub(super) fn core_settings(config: &Config) -> Settings {
         ship_limits: ShipLimits::default(),
         rebuilds: Arc::new(RebuildBudget::new(peer.rebuilds_at_once)),
         quorum_timeout: client.quorum_timeout,
+        retention: Retention {
+            bytes: config.storage.retention_bytes,
+            age_us: u64::try_from(config.storage.retention_age.as_micros()).unwrap_or(u64::MAX),
+            ..Retention::default()
+        },
     }
 }
 

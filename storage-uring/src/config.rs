@@ -56,7 +56,8 @@ pub struct StorageConfig {
     pub recent_bytes: usize,
     /// Reads of older data under way at once.
     pub max_reads: usize,
-    /// Free space that is never used for segments.
+    /// Free space that is never used for segments, but for the first of a start, which then takes nothing but
+    /// events: they give space back.
     pub reserve_bytes: u64,
     /// Free space below which the low-space warning is given.
     pub low_space_bytes: u64,

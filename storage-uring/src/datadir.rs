@@ -4,6 +4,7 @@
 //! <data>/lock                            flock held while a broker runs; holds its process id
 //! <data>/meta                            uuid, format version, boot epoch
 //! <data>/core-log/<core>/seg-<seq>.fxl   segments, sequence in 16 hex digits
+//! <data>/core-log/<core>/freed           segments that were given back
 //! <data>/core-log/<core>/spare-<n>.fxs   zeroed files on their way to becoming segments
 //! ```
 //!
@@ -57,6 +58,11 @@ impl Layout {
     /// One segment.
     pub fn segment(&self, core: u16, seq: u64) -> PathBuf {
         self.core(core).join(format!("seg-{seq:016x}.fxl"))
+    }
+
+    /// The record of a core's freed segments.
+    pub fn freed(&self, core: u16) -> PathBuf {
+        self.core(core).join("freed")
     }
 
     /// Core directories present, ascending.

@@ -16,7 +16,14 @@ pub enum FaultOp {
     Flush,
     /// Reads of older data.
     Read,
+    /// Syncs of files that are made into segments.
+    SyncSpare,
+    /// Syncs of the directory of a core's log.
+    SyncDirectory,
 }
+
+/// Number of kinds of operations.
+const KINDS: usize = 5;
 
 /// What happens instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,9 +61,8 @@ pub struct FaultPlan {
 #[derive(Debug, Default)]
 pub struct FaultState {
     plan: FaultPlan,
-    writes: u64,
-    flushes: u64,
-    reads: u64,
+    /// Operations so far, by kind.
+    counts: [u64; KINDS],
 }
 
 impl FaultState {
@@ -70,20 +76,27 @@ impl FaultState {
 
     /// The fault of the next operation of this kind. `syncs` says that a write is a flush, too.
     pub fn next(&mut self, op: FaultOp, syncs: bool) -> Option<FaultEffect> {
-        let flush = op == FaultOp::Flush || (op == FaultOp::Write && syncs);
-        self.writes += u64::from(op == FaultOp::Write);
-        self.flushes += u64::from(flush);
-        self.reads += u64::from(op == FaultOp::Read);
+        let is_flush = op == FaultOp::Write && syncs;
+        self.counts[op as usize] += 1;
+        self.counts[FaultOp::Flush as usize] += u64::from(is_flush);
         let matches = |rule: &&FaultRule| {
-            let nth = match rule.op {
-                FaultOp::Write if op == FaultOp::Write => self.writes,
-                FaultOp::Flush if flush => self.flushes,
-                FaultOp::Read if op == FaultOp::Read => self.reads,
-                FaultOp::Write | FaultOp::Flush | FaultOp::Read => return false,
-            };
-            (rule.nth..rule.nth.saturating_add(rule.count)).contains(&nth)
+            let is_meant = rule.op == op || (rule.op == FaultOp::Flush && is_flush);
+            let until = rule.nth.saturating_add(rule.count);
+            is_meant && (rule.nth..until).contains(&self.counts[rule.op as usize])
         };
         self.plan.rules.iter().find(matches).map(|rule| rule.effect)
+    }
+
+    /// The error the next operation of this kind ends with, if a rule says so; delays are waited for.
+    pub fn error_of_next(&mut self, op: FaultOp) -> std::io::Result<()> {
+        match self.next(op, false) {
+            Some(FaultEffect::Error(errno)) => Err(std::io::Error::from_raw_os_error(errno)),
+            Some(FaultEffect::DelayMs(ms)) => {
+                std::thread::sleep(Duration::from_millis(ms));
+                Ok(())
+            }
+            Some(FaultEffect::Short(_)) | None => Ok(()),
+        }
     }
 }
 

@@ -28,6 +28,7 @@ pub mod recovery;
 pub mod segment_pool;
 pub mod slab;
 pub mod stats;
+pub mod usage;
 pub mod walk;
 
 pub use config::{StorageConfig, SyncMethod};
@@ -37,7 +38,7 @@ pub use driver::Storage;
 pub use error::{AppendError, CommitError, LogError, ReadError, StorageError};
 pub use faults::{FaultEffect, FaultOp, FaultPlan, FaultRule};
 pub use machine::{
-    Completion, ControlEvent, HistoryEntry, LogRef, LogView, MachineStats, ReadBatch,
+    Completion, ControlEvent, HistoryEntry, LogRef, LogView, MachineStats, ReadBatch, Retention,
 };
 pub use name::{LogId, LogKind, LogName};
 pub use recovery::{

@@ -4,11 +4,15 @@
 //! synced as a spare, then gets its header, is synced again, is renamed to its segment name, and the
 //! directory is synced, before the core hears of it. Watches the free space.
 //!
+//! Gives segments back, too: stores the record of freed segments, then makes the file a spare to be zeroed
+//! again, or removes it when there are enough.
+//!
 //! Invariant: a segment handed out is written in full, named and durable; a failed sync of a spare throws
 //! that file away, a failed sync of the directory ends the core log.
 
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,6 +23,7 @@ use crossbeam_channel::{bounded, Receiver, RecvTimeoutError, Sender};
 
 use crate::datadir::{sync_dir, DataDir};
 use crate::error::StorageError;
+use crate::faults::{FaultOp, FaultPlan, FaultState};
 use crate::format::segment::SegmentHeader;
 use crate::format::ALIGN;
 use crate::slab::SlabWriter;
@@ -54,6 +59,8 @@ pub struct SegmentPoolConfig {
     pub o_dsync: bool,
     /// Sequence of the first segment to make.
     pub first_seq: u64,
+    /// Faults on purpose.
+    pub faults: Option<FaultPlan>,
 }
 
 /// What the thread tells the core.
@@ -65,9 +72,18 @@ pub enum PoolEvent {
         seq: u64,
         /// Open for writing.
         file: File,
+        /// It took space that is never used otherwise: for events, which give space back.
+        from_reserve: bool,
     },
     /// A segment was asked for and there is no space; sent again every tick until there is.
     NoSpace,
+    /// A segment is recorded as freed and its file is gone.
+    Freed {
+        /// Its sequence.
+        seq: u64,
+    },
+    /// The record of freed segments could not be stored; the segment is still there.
+    NotFreed,
     /// A directory could not be made durable; the core log has to end.
     Failed(String),
 }
@@ -89,11 +105,22 @@ pub struct PoolGauges {
     pub segments_made: AtomicU64,
     /// Commits so far, as the core tells: while they go on, zeroing leaves them half of the device.
     pub commits: AtomicU64,
+    /// Freed segments whose file became a spare again.
+    pub segments_recycled: AtomicU64,
+    /// Attempts to give a segment back that failed.
+    pub free_failures: AtomicU64,
 }
 
 enum Request {
     Next,
+    Free(FreeRequest),
     Stop,
+}
+
+/// A segment to give back.
+struct FreeRequest {
+    seq: u64,
+    record: Vec<u8>,
 }
 
 /// Handle on the thread.
@@ -122,9 +149,13 @@ impl SegmentPool {
             next_seq: config.first_seq,
             next_spare: 0,
             spares: Vec::new(),
+            used: Vec::new(),
+            is_from_reserve: false,
+            leaving: VecDeque::new(),
             pending: 0,
             refill: Refill::new(config.refill_below, config.spares),
             gauges: Arc::clone(&gauges),
+            faults: config.faults.clone().map(FaultState::new),
             config,
             inbox,
             outbox,
@@ -146,6 +177,13 @@ impl SegmentPool {
     /// Asks for the next segment; false when too many requests are waiting already.
     pub fn request_next(&self) -> bool {
         self.requests.try_send(Request::Next).is_ok()
+    }
+
+    /// Asks to give a segment back: `record` is the record of freed segments that names it. False when too
+    /// many requests are waiting already.
+    pub fn request_free(&self, seq: u64, record: Vec<u8>) -> bool {
+        let request = Request::Free(FreeRequest { seq, record });
+        self.requests.try_send(request).is_ok()
     }
 
     /// The next event, if any.
@@ -173,12 +211,18 @@ struct Worker {
     next_seq: u64,
     next_spare: u64,
     spares: Vec<PathBuf>,
+    /// Files of freed segments, to be zeroed again.
+    used: Vec<PathBuf>,
+    /// The spare at hand took space of the reserve.
+    is_from_reserve: bool,
+    leaving: VecDeque<FreeRequest>,
     pending: usize,
     refill: Refill,
     inbox: Receiver<Request>,
     outbox: Sender<PoolEvent>,
     wake: Box<dyn Fn() + Send>,
     gauges: Arc<PoolGauges>,
+    faults: Option<FaultState>,
     /// Set once the thread has to end.
     stopped: bool,
 }
@@ -189,7 +233,7 @@ impl Worker {
         while !self.stopped {
             if !self.has_to_make_spares() || self.gauges.no_space.load(Ordering::Relaxed) {
                 match self.inbox.recv_timeout(TICK) {
-                    Ok(request) => self.take(&request),
+                    Ok(request) => self.take(request),
                     Err(RecvTimeoutError::Timeout) => self.look_at_space(),
                     Err(RecvTimeoutError::Disconnected) => self.stopped = true,
                 }
@@ -199,7 +243,7 @@ impl Worker {
                 self.add_spare();
             }
         }
-        for spare in &self.spares {
+        for spare in self.spares.iter().chain(&self.used) {
             // Recovery removes spares, too; this only saves the space earlier.
             drop(std::fs::remove_file(spare));
         }
@@ -209,9 +253,10 @@ impl Worker {
         self.refill.wants(self.spares.len()) || self.pending > 0
     }
 
-    fn take(&mut self, request: &Request) {
+    fn take(&mut self, request: Request) {
         match request {
             Request::Next => self.pending += 1,
+            Request::Free(request) => self.leaving.push_back(request),
             Request::Stop => self.stopped = true,
         }
     }
@@ -219,7 +264,10 @@ impl Worker {
     /// Takes in requests and meets those for which a spare is ready.
     fn serve(&mut self) {
         while let Ok(request) = self.inbox.try_recv() {
-            self.take(&request);
+            self.take(request);
+        }
+        while let Some(request) = self.leaving.pop_front().filter(|_| !self.stopped) {
+            self.give_back(&request);
         }
         while self.pending > 0 && !self.spares.is_empty() && !self.stopped {
             self.hand_over();
@@ -230,7 +278,7 @@ impl Worker {
         match self.make_spare() {
             Ok(path) => {
                 self.spares.push(path);
-                self.set_no_space(false);
+                self.set_no_space(self.is_from_reserve);
             }
             Err(_) if self.stopped => {}
             Err(error) => {
@@ -265,7 +313,12 @@ impl Worker {
                 self.next_seq += 1;
                 self.pending -= 1;
                 self.gauges.segments_made.fetch_add(1, Ordering::Relaxed);
-                self.tell(PoolEvent::Segment { seq, file });
+                let from_reserve = std::mem::take(&mut self.is_from_reserve);
+                self.tell(PoolEvent::Segment {
+                    seq,
+                    file,
+                    from_reserve,
+                });
             }
             Err(NameFault::File(error)) => {
                 self.gauges.sync_failures.fetch_add(1, Ordering::Relaxed);
@@ -280,6 +333,77 @@ impl Worker {
                 self.stopped = true;
             }
         }
+    }
+
+    fn give_back(&mut self, request: &FreeRequest) {
+        if let Err(fault) = self.store_record(&request.record) {
+            self.gauges.free_failures.fetch_add(1, Ordering::Relaxed);
+            return match fault {
+                NameFault::File(error) => {
+                    tracing::warn!(core = self.config.core, segment = request.seq, %error, "a segment cannot be given back yet");
+                    self.tell(PoolEvent::NotFreed);
+                }
+                NameFault::Directory(error) => {
+                    self.tell(PoolEvent::Failed(format!(
+                        "the segment directory cannot be synced: {error}"
+                    )));
+                    self.stopped = true;
+                }
+            };
+        }
+        if let Err(error) = self.reuse_or_remove(request.seq) {
+            // The next start removes it: it is recorded as freed.
+            self.gauges.free_failures.fetch_add(1, Ordering::Relaxed);
+            tracing::error!(core = self.config.core, segment = request.seq, %error, "the file of a freed segment stays until the next start");
+        }
+        self.tell(PoolEvent::Freed { seq: request.seq });
+    }
+
+    fn store_record(&mut self, record: &[u8]) -> Result<(), NameFault> {
+        let path = self.config.data_dir.layout.freed(self.config.core);
+        let next = path.with_extension("next");
+        let stored = || -> io::Result<()> {
+            let mut file = File::create(&next)?;
+            file.write_all(record)?;
+            file.sync_all()?;
+            std::fs::rename(&next, &path)
+        };
+        stored().map_err(NameFault::File)?;
+        self.sync_directory()
+    }
+
+    fn sync_directory(&mut self) -> Result<(), NameFault> {
+        let dir = self.config.data_dir.layout.core(self.config.core);
+        let synced = self.check_fault(FaultOp::SyncDirectory);
+        synced
+            .and_then(|()| sync_dir(&dir))
+            .map_err(NameFault::Directory)
+    }
+
+    fn check_fault(&mut self, op: FaultOp) -> io::Result<()> {
+        let faults = self.faults.as_mut();
+        faults.map_or(Ok(()), |faults| faults.error_of_next(op))
+    }
+
+    /// Neither needs to be durable: a segment that is recorded as freed is removed by recovery.
+    fn reuse_or_remove(&mut self, seq: u64) -> io::Result<()> {
+        let path = self.config.data_dir.layout.segment(self.config.core, seq);
+        let is_wanted = self.spares.len() + self.used.len() < self.config.spares.max(1);
+        let is_whole = std::fs::metadata(&path)?.len() == self.config.segment_bytes;
+        if !(is_wanted && is_whole) {
+            return std::fs::remove_file(&path);
+        }
+        let spare = self.next_spare_path();
+        std::fs::rename(&path, &spare)?;
+        self.used.push(spare);
+        Ok(())
+    }
+
+    fn next_spare_path(&mut self) -> PathBuf {
+        let dir = self.config.data_dir.layout.core(self.config.core);
+        let path = dir.join(format!("spare-{:08x}.fxs", self.next_spare));
+        self.next_spare += 1;
+        path
     }
 
     fn tell(&self, event: PoolEvent) {
@@ -306,23 +430,35 @@ impl Worker {
     }
 
     fn make_spare(&mut self) -> io::Result<PathBuf> {
-        let free = free_bytes(self.config.data_dir.layout.dir())?;
-        if free
-            < self
-                .config
-                .segment_bytes
-                .saturating_add(self.config.reserve_bytes)
-        {
-            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
-        }
-        let dir = self.config.data_dir.layout.core(self.config.core);
-        let path = dir.join(format!("spare-{:08x}.fxs", self.next_spare));
-        self.next_spare += 1;
+        let used = self.used.pop();
+        let is_used = used.is_some();
+        let path = match used {
+            Some(path) => {
+                self.is_from_reserve = false;
+                path
+            }
+            None => {
+                let free = free_bytes(self.config.data_dir.layout.dir())?;
+                let wanted = self.config.segment_bytes;
+                let is_tight = free < wanted.saturating_add(self.config.reserve_bytes);
+                // A start on a full disk needs room for the events that give space back.
+                let is_first = self.gauges.segments_made.load(Ordering::Relaxed) == 0;
+                if is_tight && !(is_first && self.spares.is_empty() && free >= wanted) {
+                    return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+                }
+                self.is_from_reserve = is_tight;
+                self.next_spare_path()
+            }
+        };
         let made = self
-            .open(&path, true, false)
+            .open(&path, !is_used, false)
             .and_then(|file| self.fill(&file));
         if made.is_err() {
             drop(std::fs::remove_file(&path));
+        } else if is_used {
+            self.gauges
+                .segments_recycled
+                .fetch_add(1, Ordering::Relaxed);
         }
         made.map(|()| path)
     }
@@ -347,11 +483,12 @@ impl Worker {
                 std::thread::sleep(started.elapsed());
             }
         }
+        self.check_fault(FaultOp::SyncSpare)?;
         // The length is metadata: this has to be a full sync.
         file.sync_all()
     }
 
-    fn name_segment(&self, spare: &Path, seq: u64) -> Result<File, NameFault> {
+    fn name_segment(&mut self, spare: &Path, seq: u64) -> Result<File, NameFault> {
         let header = SegmentHeader {
             uuid: self.config.data_dir.meta.uuid,
             core: self.config.core,
@@ -370,8 +507,7 @@ impl Worker {
             std::fs::rename(spare, &path)
         };
         named().map_err(NameFault::File)?;
-        let dir = self.config.data_dir.layout.core(self.config.core);
-        sync_dir(&dir).map_err(NameFault::Directory)?;
+        self.sync_directory()?;
         self.open(&path, false, self.config.o_dsync)
             .map_err(NameFault::Directory)
     }

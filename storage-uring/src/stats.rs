@@ -17,6 +17,14 @@ pub struct StorageStats {
     pub spare_segments: u64,
     /// Segments made since the start.
     pub segments_made: u64,
+    /// Freed segments whose file was used again.
+    pub segments_recycled: u64,
+    /// Attempts to give a segment back that failed.
+    pub free_failures: u64,
+    /// Segments that hold groups.
+    pub segments: u64,
+    /// Bytes of records that are not given up, as far as the sweep knows.
+    pub held_bytes: u64,
     /// New files thrown away because a sync failed.
     pub segment_sync_failures: u64,
     /// Free bytes of the file system.

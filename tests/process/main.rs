@@ -34,6 +34,7 @@ mod recovery;
 mod replica_faults;
 mod replicas;
 mod replicate_lead;
+mod retention;
 mod retry_rows;
 mod soak;
 mod stop;

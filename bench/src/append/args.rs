@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use felix_uring::cli::CommandError;
-use storage_uring::bench::{AppendBench, ReadBench};
+use storage_uring::bench::{AppendBench, ReadBench, RecoveryBench};
 
 use super::cell::FileState;
 use crate::units::{parse_bytes, parse_duration};
@@ -61,6 +61,9 @@ pub struct AppendArgs {
     /// Instead: reads of what is not in memory, beside raw reads, and recovery
     #[arg(long)]
     pub cold_reads: bool,
+    /// Instead: recovery of shards nobody writes to, and the memory they take
+    #[arg(long)]
+    pub recovery: bool,
     /// All tables, and batches of 64 beside single records
     #[arg(long)]
     pub matrix: bool,
@@ -96,7 +99,8 @@ impl AppendArgs {
 
     /// Whether the table by shards and payload is wanted.
     pub(super) fn has_cells(&self) -> bool {
-        self.matrix || !(self.groups || self.tail_reads || self.cold_reads)
+        let is_other = self.groups || self.tail_reads || self.cold_reads || self.recovery;
+        self.matrix || !is_other
     }
 
     pub(super) fn file_state(&self) -> FileState {
@@ -173,12 +177,23 @@ impl AppendArgs {
             read_bytes,
             cpu: None,
         };
+        vec![shape(1, 1 << 20), shape(1, 64 << 10), shape(64, 1 << 20)]
+    }
+
+    /// Rows of the table of starts.
+    pub(super) fn recovery_shapes(&self) -> Vec<RecoveryBench> {
+        let shape = |shards, total_bytes, payload_bytes| RecoveryBench {
+            shards,
+            total_bytes,
+            payload_bytes,
+            cpu: None,
+        };
         vec![
-            shape(1, 1 << 20),
-            shape(1, 64 << 10),
-            shape(64, 1 << 20),
-            // Many logs: how long a start takes, and nothing else.
-            shape(10_000, 0),
+            // What does not depend on the number of logs: the rows below are less this.
+            shape(1, 0, 100),
+            shape(10_000, 0, 100),
+            shape(10_000, COLD_BYTES, 1024),
+            shape(1, COLD_BYTES, 1024),
         ]
     }
 }

@@ -3,6 +3,7 @@
 mod args;
 mod cell;
 mod reads;
+mod starts;
 mod table;
 
 use std::io::Write;
@@ -15,6 +16,7 @@ use storage_uring::bench::{AppendBench, RawFiles};
 pub use args::AppendArgs;
 pub use cell::AppendCell;
 pub use reads::{ReadCell, TailCell};
+pub use starts::StartCell;
 
 use crate::cpu::usable_cpus;
 use crate::place::WorkDir;
@@ -39,6 +41,8 @@ pub struct AppendReport {
     pub groups: Vec<AppendCell>,
     /// Appends with and without readers at the tail.
     pub tails: Vec<TailCell>,
+    /// Starts over shards nobody writes to.
+    pub starts: Vec<StartCell>,
     /// Reads of what is not in memory.
     pub reads: Vec<ReadCell>,
 }
@@ -57,7 +61,7 @@ pub fn run_append(args: &AppendArgs, out: &mut dyn Write) -> Result<(), CommandE
 
 fn measure(args: &AppendArgs, dir: &WorkDir, out: &mut dyn Write) -> anyhow::Result<AppendReport> {
     let mut report = AppendReport {
-        schema: "felix-bench-append/2".into(),
+        schema: "felix-bench-append/3".into(),
         ..AppendReport::default()
     };
     let mut bench = Bench::prepare(dir.path(), args)?;
@@ -92,6 +96,16 @@ fn measure(args: &AppendArgs, dir: &WorkDir, out: &mut dyn Write) -> anyhow::Res
             let cell = reads::measure_tail(&mut bench, &shape)?;
             table::tail(out, &cell)?;
             report.tails.push(cell);
+        }
+    }
+    if args.matrix || args.recovery {
+        table::start_head(out)?;
+        let mut base_bytes = None;
+        for shape in args.recovery_shapes() {
+            let cell = starts::measure_start(&bench, &shape, base_bytes)?;
+            base_bytes = base_bytes.or(Some(cell.grown_bytes));
+            table::start(out, &cell)?;
+            report.starts.push(cell);
         }
     }
     if args.matrix || args.cold_reads {

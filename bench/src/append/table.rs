@@ -3,7 +3,7 @@
 use std::io::{Result, Write};
 
 use super::cell::FileState;
-use super::{AppendCell, ReadCell, TailCell};
+use super::{AppendCell, ReadCell, StartCell, TailCell};
 use crate::meter::Spread;
 use crate::report::{count, micros};
 
@@ -116,5 +116,35 @@ pub(super) fn read(out: &mut dyn Write, cell: &ReadCell) -> Result<()> {
         cell.cpu_share,
         ratio(&cell.recovery_s),
         ratio(&cell.recovery_s_per_gib)
+    )
+}
+
+pub(super) fn start_head(out: &mut dyn Write) -> Result<()> {
+    writeln!(
+        out,
+        "{:>6} {:>10} {:>9} {:>18} {:>18} {:>18} {:>14}",
+        "shards",
+        "records",
+        "MiB",
+        "recovery s",
+        "recovery s/GiB",
+        "whole start s",
+        "bytes a shard"
+    )
+}
+
+pub(super) fn start(out: &mut dyn Write, cell: &StartCell) -> Result<()> {
+    let memory = cell
+        .bytes_per_shard
+        .map_or_else(|| "-".to_owned(), |bytes| format!("{bytes:.0}"));
+    writeln!(
+        out,
+        "{:>6} {:>10} {:>9.1} {:>18} {:>18} {:>18} {memory:>14}",
+        cell.shards,
+        cell.records,
+        cell.bytes as f64 / f64::from(1u32 << 20),
+        ratio(&cell.recovery_s),
+        ratio(&cell.recovery_s_per_gib),
+        ratio(&cell.start_s)
     )
 }

@@ -241,6 +241,7 @@ impl Core {
         };
         match self.storage.open_log(&log_name(shard, kind)) {
             Ok(log) => {
+                self.apply_retention(shard, log);
                 self.log_shards.insert(log, Arc::clone(shard));
                 let open = OpenLog {
                     log,
@@ -308,6 +309,7 @@ impl Core {
         }
         self.completions = completions;
         self.forget_settled_losses();
+        self.storage.poll_raised(&mut self.touched_logs);
         self.wake_touched_readers();
     }
 

@@ -78,6 +78,26 @@ pub(super) const fn log_kind(log: ReplicaLog) -> LogKind {
     }
 }
 
+impl Followers {
+    /// How far the copy of a stream has been compared with its leader's log.
+    pub fn matched(&self, shard: &ShardId) -> Option<u64> {
+        let key = ReplicaLogKey {
+            shard: Arc::new(shard.clone()),
+            log: ReplicaLog::Stream,
+        };
+        let copy = self.copies.get(*self.by_key.get(&key)?)?;
+        copy.machine.state().match_mark
+    }
+
+    /// The copies of streams, with their logs.
+    pub fn main_logs(&self) -> impl Iterator<Item = (&Arc<ShardId>, LogRef)> {
+        let copies = self.by_key.iter();
+        copies
+            .filter(|(key, _)| key.log == ReplicaLog::Stream)
+            .filter_map(|(key, number)| Some((&key.shard, self.copies.get(*number)?.log?)))
+    }
+}
+
 impl Core {
     /// A replicate request for a shard of this core, from a peer of core `from`.
     pub(super) fn replicate_here(&mut self, from: usize, request: LaneReplicate) {
@@ -116,8 +136,10 @@ impl Core {
         let log = self
             .storage
             .open_log(&log_name(&key.shard, log_kind(key.log)));
-        if let Err(error) = &log {
-            self.report_copy_failure(key, error);
+        match &log {
+            Ok(log) if key.log == ReplicaLog::Stream => self.apply_retention(&key.shard, *log),
+            Ok(_) => {}
+            Err(error) => self.report_copy_failure(key, error),
         }
         let copy = self.followers.copies.insert(Copy {
             key: key.clone(),
@@ -188,7 +210,22 @@ impl Core {
                 FollowerAction::Note(note) => self.note_follower(number, note),
             }
         }
+        self.raise_retention_bound(number);
         self.let_go_if_done(number);
+    }
+
+    /// What is compared with the leader's log may be given up.
+    fn raise_retention_bound(&mut self, number: u64) {
+        let Some(copy) = self.followers.copies.get_mut(number) else {
+            return;
+        };
+        let Some(log) = copy.log.filter(|_| copy.key.log == ReplicaLog::Stream) else {
+            return;
+        };
+        if !copy.is_retired {
+            let matched = copy.machine.state().match_mark.unwrap_or(0);
+            self.storage.set_retention_bound(log, matched);
+        }
     }
 
     fn answer_asker(&mut self, request: u64, answer: ReplicateAnswer) {

@@ -34,6 +34,7 @@ mod peer_replication;
 mod peer_server;
 mod reads;
 mod report;
+mod retention;
 mod ship;
 mod slots;
 mod stop;
@@ -48,7 +49,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use shard_executor::{Inbox, MeshPort, Signal};
-use storage_uring::{Completion, LogRef, Storage};
+use storage_uring::{Completion, LogRef, Retention, Storage};
 
 use crate::admin::{ShardFailure, SharedState};
 use crate::auth::Verifier;
@@ -123,6 +124,8 @@ pub struct Settings {
     pub rebuilds: Arc<RebuildBudget>,
     /// How long a write waits for a majority.
     pub quorum_timeout: Duration,
+    /// How long shards of streams keep their records.
+    pub retention: Retention,
 }
 
 /// Everything one core starts from. Made on the main thread, moved into the executor.

@@ -69,6 +69,15 @@ impl Core {
         m.storage_refused_disk_full
             .set_total(commits.refused_disk_full);
         m.storage_segment_waits.set_total(commits.segment_waits);
+        m.storage_segments_freed.set_total(commits.segments_freed);
+        m.storage_segments_recycled
+            .set_total(stats.segments_recycled);
+        m.storage_free_failures.set_total(stats.free_failures);
+        m.storage_restatements.set_total(commits.restatements);
+        m.storage_retention_raises
+            .set_total(commits.retention_raises);
+        m.storage_segments.set(stats.segments);
+        m.storage_held_bytes.set(stats.held_bytes);
         m.storage_commit_us_sum.set_total(commits.commit_us_sum);
         m.storage_commit_us_max.set(commits.commit_us_max);
         m.storage_reads.set_total(stats.reads);

@@ -23,6 +23,7 @@ const REPORT_PERIOD: Duration = Duration::from_secs(1);
 impl Core {
     /// Runs until the control threads stop it.
     pub async fn run(mut self) -> CoreEnd {
+        self.open_kept_streams();
         let mut alarm = Alarm::new();
         self.tell_time();
         self.lead_assigned_shards();
@@ -243,6 +244,7 @@ impl Core {
                 self.drop_moved_groups();
                 self.drop_moved_caches();
                 self.followers_after_catalog();
+                self.retention_after_catalog();
                 self.forwards_after_catalog();
                 self.retire_links_after_catalog();
             }

@@ -9,12 +9,11 @@ use shard_executor::rt::{
     prepare_warm_up_file, sleep, spawn_core, yield_if_needed, yield_now, CoreSpec,
 };
 
-use super::{thread_cpu, Percentiles};
+use super::{open_logs, thread_cpu, Percentiles};
 use crate::config::{StorageConfig, SyncMethod};
 use crate::driver::Storage;
 use crate::error::StorageError;
 use crate::machine::{Completion, LogRef};
-use crate::name::{LogKind, LogName};
 use crate::recovery::recover;
 
 /// Sizes of groups kept for a raw probe to repeat.
@@ -189,18 +188,7 @@ struct Load<'a> {
 
 impl<'a> Load<'a> {
     fn open(storage: &'a Storage, bench: &'a AppendBench) -> Result<Self, StorageError> {
-        let mut logs = Vec::new();
-        for shard in 0..bench.shards.max(1) {
-            let name = LogName {
-                kind: LogKind::Stream,
-                tenant: "t1".to_owned(),
-                namespace: "default".to_owned(),
-                name: "bench".to_owned(),
-                shard,
-            };
-            let log = storage.open_log(&name);
-            logs.push(log.map_err(|error| StorageError::Failed(error.to_string()))?);
-        }
+        let logs = open_logs(storage, bench.shards)?;
         Ok(Self {
             storage,
             bench,

@@ -8,14 +8,21 @@
 mod load;
 mod probes;
 mod reads;
+mod recovery;
 
 use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::driver::Storage;
+use crate::error::StorageError;
+use crate::machine::LogRef;
+use crate::name::{LogKind, LogName};
+
 pub use load::{bench_append, AppendBench, AppendReport};
 pub use probes::{per_shard_probe, RawFiles, RawReport};
 pub use reads::{bench_read, ReadBench, ReadReport};
+pub use recovery::{bench_recovery, RecoveryBench, RecoveryRun};
 
 /// Percentiles in microseconds.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
@@ -76,4 +83,22 @@ pub(crate) fn thread_cpu() -> Duration {
         u64::try_from(time.tv_sec).unwrap_or(0),
         u32::try_from(time.tv_nsec).unwrap_or(0),
     )
+}
+
+/// The name of the log of a shard that is measured with.
+pub(crate) fn log_name(shard: u32) -> LogName {
+    LogName {
+        kind: LogKind::Stream,
+        tenant: "t1".to_owned(),
+        namespace: "default".to_owned(),
+        name: "bench".to_owned(),
+        shard,
+    }
+}
+
+/// Opens the logs of `shards` shards, at least one.
+pub(crate) fn open_logs(storage: &Storage, shards: u32) -> Result<Vec<LogRef>, StorageError> {
+    let opened = (0..shards.max(1)).map(|shard| storage.open_log(&log_name(shard)));
+    let failed = |error: crate::error::LogError| StorageError::Failed(error.to_string());
+    opened.map(|log| log.map_err(failed)).collect()
 }

@@ -10,13 +10,12 @@ use serde::Serialize;
 use shard_executor::rt::{spawn_core, yield_if_needed, CoreSpec};
 
 use super::probes::raw_read;
-use super::{thread_cpu, RawReport};
+use super::{open_logs, thread_cpu, RawReport};
 use crate::config::StorageConfig;
 use crate::datadir::Layout;
 use crate::driver::Storage;
 use crate::error::StorageError;
 use crate::machine::LogRef;
-use crate::name::{LogKind, LogName};
 use crate::recovery::recover;
 
 /// What `bench_read` is to do.
@@ -77,7 +76,7 @@ pub fn bench_read(dir: &Path, bench: &ReadBench) -> Result<ReadReport, StorageEr
     report
 }
 
-fn failed(error: impl std::fmt::Display) -> StorageError {
+pub(super) fn failed(error: impl std::fmt::Display) -> StorageError {
     StorageError::Failed(error.to_string())
 }
 
@@ -104,7 +103,7 @@ fn run(dir: &Path, bench: &ReadBench) -> Result<ReadReport, StorageError> {
     Ok(report)
 }
 
-fn on_core<T, F>(dir: &Path, bench: &ReadBench, work: F) -> Result<T, StorageError>
+pub(super) fn on_core<T, F>(dir: &Path, bench: &ReadBench, work: F) -> Result<T, StorageError>
 where
     T: Send + 'static,
     F: AsyncFnOnce(&Storage, &[LogRef], &ReadBench) -> Result<T, StorageError> + Send + 'static,
@@ -122,17 +121,7 @@ where
     let bench = bench.clone();
     let core = spawn_core(spec, move || async move {
         let storage = Storage::open(config, recovered).await?;
-        let mut logs = Vec::new();
-        for shard in 0..bench.shards.max(1) {
-            let name = LogName {
-                kind: LogKind::Stream,
-                tenant: "t1".to_owned(),
-                namespace: "default".to_owned(),
-                name: "bench".to_owned(),
-                shard,
-            };
-            logs.push(storage.open_log(&name).map_err(failed)?);
-        }
+        let logs = open_logs(&storage, bench.shards)?;
         let done = work(&storage, &logs, &bench).await?;
         storage.close().await?;
         Ok(done)
@@ -140,7 +129,11 @@ where
     core.map_err(failed)?.join().map_err(failed)?
 }
 
-async fn write(storage: &Storage, logs: &[LogRef], bench: &ReadBench) -> Result<(), StorageError> {
+pub(super) async fn write(
+    storage: &Storage,
+    logs: &[LogRef],
+    bench: &ReadBench,
+) -> Result<(), StorageError> {
     let payload = vec![0x5au8; bench.payload_bytes];
     let batch = vec![payload.as_slice(); bench.batch.max(1) as usize];
     let appends = bench.total_bytes / (bench.payload_bytes * batch.len()).max(1) as u64;
@@ -208,7 +201,7 @@ async fn read(
 }
 
 /// The segments with records in them, open for direct reads.
-fn segments(dir: &Path) -> Result<Vec<Arc<std::fs::File>>, StorageError> {
+pub(super) fn segments(dir: &Path) -> Result<Vec<Arc<std::fs::File>>, StorageError> {
     let core = Layout::new(dir).core(0);
     let io = |error| StorageError::io("reading", &core, error);
     let mut paths = Vec::new();

@@ -1,12 +1,12 @@
 //! The state of one core's storage and its turn: results in, actions out.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::ahead::ReadsAhead;
 use super::reading::Reading;
@@ -25,6 +25,18 @@ use crate::stats::StorageStats;
 const SEGMENTS_AHEAD: usize = 2;
 /// How long appends may wait for a segment once there is no space (an answer within a second).
 const SPACE_WAIT_US: u64 = 400_000;
+/// Entries (log and segment) the reclaiming sweep looks at in one go, and when space is short: tens of
+/// nanoseconds each.
+const RECLAIM_ENTRIES: usize = 4096;
+const RECLAIM_ENTRIES_URGENT: usize = 32_768;
+
+/// A segment to be given back once reads that may be in it have ended.
+struct Leaving {
+    segment: u64,
+    record: Vec<u8>,
+    /// Reads that began before this one may be in it.
+    reads_before: u64,
+}
 
 pub(super) struct Core {
     pub machine: CommitMachine,
@@ -46,7 +58,10 @@ pub(super) struct Core {
     origin: Instant,
     timer_armed: bool,
     stopped: bool,
-    pub active_reads: usize,
+    leaving: Option<Leaving>,
+    /// Serials of the reads under way.
+    reads_under_way: BTreeSet<u64>,
+    next_read: u64,
     pub reads: u64,
     pub reads_ahead: u64,
     pub read_bytes: u64,
@@ -71,10 +86,11 @@ impl Core {
                 direct_io: config.direct_io,
                 o_dsync,
                 first_seq: end.next_segment,
+                faults: config.faults.clone(),
             },
             move || ring_bell(&bell),
         )?;
-        let machine = CommitMachine::new(MachineConfig {
+        let mut machine = CommitMachine::new(MachineConfig {
             uuid: recovered.data_dir.meta.uuid,
             core: config.core_index,
             boot_epoch: recovered.data_dir.meta.boot_epoch,
@@ -90,6 +106,8 @@ impl Core {
             next_group: end.next_group,
             log_end: end.log_end,
         });
+        let (segments, freed) = recovered.take_segments(config.core_index);
+        machine.adopt_segments(segments, freed);
         Ok(Self {
             machine,
             ring,
@@ -107,7 +125,9 @@ impl Core {
             origin: Instant::now(),
             timer_armed: false,
             stopped: false,
-            active_reads: 0,
+            leaving: None,
+            reads_under_way: BTreeSet::new(),
+            next_read: 0,
             reads: 0,
             reads_ahead: 0,
             read_bytes: 0,
@@ -155,10 +175,6 @@ impl Core {
         self.stopped
     }
 
-    pub fn max_reads(&self) -> usize {
-        self.config.max_reads
-    }
-
     pub fn max_transfer_bytes(&self) -> usize {
         self.config.max_transfer_bytes
     }
@@ -174,6 +190,17 @@ impl Core {
         self.machine.add_log(name, seed)
     }
 
+    /// Opens the logs that lived on this core and still do: segments can only be given back when every log
+    /// in them is open here.
+    pub fn adopt_logs(&mut self) {
+        let (core, count) = (self.config.core_index, self.config.core_count);
+        for name in self.recovered.logs_at_home(core, count) {
+            if let Err(error) = self.open_log(&name) {
+                tracing::warn!(%name, %error, "a log cannot be opened; its segments stay");
+            }
+        }
+    }
+
     /// One round: results, segments, actions.
     pub fn turn(&mut self) {
         self.take_results();
@@ -181,11 +208,66 @@ impl Core {
         self.pool.gauges.commits.store(commits, Ordering::Relaxed);
         self.take_pool_events();
         self.start_actions();
+        self.give_back();
         self.ask_for_segments();
         if let Err(error) = self.ring.submit() {
             self.machine
                 .fail(format!("io_uring does not take submissions: {error}"));
         }
+    }
+
+    /// A stretch of retention and of giving segments back; a longer one when space is short. True when there is
+    /// nothing more to look at for now.
+    pub fn reclaim(&mut self) -> bool {
+        let gauges = &self.pool.gauges;
+        let is_urgent =
+            gauges.no_space.load(Ordering::Relaxed) || gauges.low_space.load(Ordering::Relaxed);
+        let entries = if is_urgent {
+            RECLAIM_ENTRIES_URGENT
+        } else {
+            RECLAIM_ENTRIES
+        };
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH);
+        let wall_us = wall.map_or(0, |wall| {
+            u64::try_from(wall.as_micros()).unwrap_or(u64::MAX)
+        });
+        let now_us = self.now_us();
+        self.machine.reclaim(wall_us, now_us, entries)
+    }
+
+    /// Hands a segment that leaves to the segment thread, once no read can be in it any more.
+    fn give_back(&mut self) {
+        let Some(leaving) = &self.leaving else { return };
+        let oldest_read = self.reads_under_way.first();
+        if oldest_read.is_some_and(|serial| *serial < leaving.reads_before) {
+            return;
+        }
+        let Some(Leaving {
+            segment, record, ..
+        }) = self.leaving.take()
+        else {
+            return;
+        };
+        let core = self.config.core_index;
+        self.reading.forget(core, segment);
+        self.files.remove(&segment);
+        if !self.pool.request_free(segment, record) {
+            self.machine.on_free_failed();
+        }
+    }
+
+    /// Counts a read until `end_read`; none when there are too many.
+    pub fn begin_read(&mut self) -> Option<u64> {
+        if self.reads_under_way.len() >= self.config.max_reads {
+            return None;
+        }
+        self.next_read += 1;
+        self.reads_under_way.insert(self.next_read);
+        Some(self.next_read)
+    }
+
+    pub fn end_read(&mut self, serial: u64) {
+        self.reads_under_way.remove(&serial);
     }
 
     /// How long until a timer is needed that is not armed yet.
@@ -282,21 +364,45 @@ impl Core {
         while let Some(event) = self.pool.poll_event() {
             self.heard_of_segments = true;
             match event {
-                PoolEvent::Segment { seq, file } => {
+                PoolEvent::Segment {
+                    seq,
+                    file,
+                    from_reserve,
+                } => {
                     self.requested = self.requested.saturating_sub(1);
                     self.files.insert(seq, Rc::new(file));
-                    self.machine.on_segment_ready(ReadySegment { seq });
-                }
-                PoolEvent::NoSpace => {
-                    self.machine.on_space(true);
-                    let now = self.now_us();
-                    let since = self.machine.waiting_for_segment_since_us();
-                    if since.is_some_and(|since| now.saturating_sub(since) >= SPACE_WAIT_US) {
-                        self.machine.give_up_waiting_for_space();
+                    let ready = ReadySegment { seq };
+                    if from_reserve {
+                        self.machine.on_reserve_segment(ready);
+                    } else {
+                        self.machine.on_segment_ready(ready);
                     }
                 }
+                PoolEvent::NoSpace => self.on_no_space(),
+                PoolEvent::Freed { seq } => {
+                    self.machine.on_segment_freed(seq);
+                    // One at a time is on its way: the next need not wait for the tick.
+                    self.reclaim();
+                }
+                PoolEvent::NotFreed => self.machine.on_free_failed(),
                 PoolEvent::Failed(reason) => self.machine.fail(reason),
             }
+        }
+    }
+
+    /// Sent again every tick while a segment is wanted and cannot be made.
+    fn on_no_space(&mut self) {
+        self.machine.on_no_space();
+        // The sweep under way may have passed what has become unneeded since.
+        for _ in 0..2 {
+            if !self.machine.may_give_back() || !self.reclaim() {
+                break;
+            }
+        }
+        let now = self.now_us();
+        let since = self.machine.waiting_for_segment_since_us();
+        if since.is_some_and(|since| now.saturating_sub(since) >= SPACE_WAIT_US) {
+            self.machine.give_up_waiting_for_space();
         }
     }
 
@@ -317,6 +423,13 @@ impl Core {
                         .as_mut()
                         .and_then(|faults| faults.next(FaultOp::Flush, false));
                     self.start(Op::Flush { id, file }, fault);
+                }
+                Action::Free { segment, record } => {
+                    self.leaving = Some(Leaving {
+                        segment,
+                        record,
+                        reads_before: self.next_read + 1,
+                    });
                 }
                 Action::SegmentDone { segment } => {
                     // Operations under way hold their own handle.
@@ -444,6 +557,10 @@ impl Core {
             spare_segments: gauges.spares.load(Ordering::Relaxed),
             segments_made: gauges.segments_made.load(Ordering::Relaxed),
             segment_sync_failures: gauges.sync_failures.load(Ordering::Relaxed),
+            segments_recycled: gauges.segments_recycled.load(Ordering::Relaxed),
+            free_failures: gauges.free_failures.load(Ordering::Relaxed),
+            segments: self.machine.segment_count() as u64,
+            held_bytes: self.machine.held_bytes(),
             free_bytes: gauges.free_bytes.load(Ordering::Relaxed),
             low_space: gauges.low_space.load(Ordering::Relaxed),
             no_space: gauges.no_space.load(Ordering::Relaxed),
@@ -451,7 +568,7 @@ impl Core {
             reads: self.reads,
             reads_ahead: self.reads_ahead,
             read_bytes: self.read_bytes,
-            active_reads: self.active_reads as u64,
+            active_reads: self.reads_under_way.len() as u64,
             logs: self.machine.log_count() as u64,
             index_entries: self
                 .machine

@@ -17,6 +17,7 @@ use std::ops::Range;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::time::Duration;
 
 use glommio::io::BufferedFile;
 use shard_executor::rt::{spawn_local, yield_now, Task};
@@ -24,11 +25,14 @@ use shard_executor::Signal;
 
 use crate::config::StorageConfig;
 use crate::error::{AppendError, LogError, ReadError, StorageError};
-use crate::machine::{Completion, ControlEvent, LogRef, LogView, ReadBatch};
+use crate::machine::{Completion, ControlEvent, LogRef, LogView, ReadBatch, Retention};
 use crate::name::LogName;
 use crate::recovery::{RecoveredSet, RecoveryReport};
 use crate::stats::StorageStats;
 use core::Core;
+
+/// How often retention is looked at.
+const RECLAIM_TICK: Duration = Duration::from_millis(200);
 
 struct Shared {
     core: RefCell<Core>,
@@ -53,7 +57,8 @@ impl Storage {
         recovered: Arc<RecoveredSet>,
     ) -> Result<Self, StorageError> {
         config.check()?;
-        let core = Core::open(config, recovered)?;
+        let mut core = Core::open(config, recovered)?;
+        core.adopt_logs();
         let eventfd = core.clone_eventfd().map_err(StorageError::Ring)?;
         let shared = Rc::new(Shared {
             core: RefCell::new(core),
@@ -63,6 +68,7 @@ impl Storage {
         });
         let watcher = spawn_local(watch(eventfd, Rc::downgrade(&shared)));
         *shared.watcher.borrow_mut() = Some(watcher);
+        spawn_local(reclaim(Rc::downgrade(&shared))).detach();
         let storage = Self { shared };
         loop {
             storage.turn();
@@ -172,6 +178,34 @@ impl Storage {
         self.shared.core.borrow().machine.view(log)
     }
 
+    /// Whether this core has a log of this name that was written before or opened.
+    pub fn holds(&self, name: &LogName) -> bool {
+        let core = self.shared.core.borrow();
+        matches!(core.machine.find_log(name), Ok(Some(_)))
+    }
+
+    /// Sets how long records of a log are kept; for ever until then.
+    pub fn set_retention(&self, log: LogRef, retention: Retention) {
+        let mut core = self.shared.core.borrow_mut();
+        core.machine.set_retention(log, retention);
+    }
+
+    /// Moves the bound at and above which nothing of a log is given up; what else was set stays.
+    pub fn set_retention_bound(&self, log: LogRef, below: u64) {
+        let mut core = self.shared.core.borrow_mut();
+        let retention = core.machine.retention(log);
+        core.machine
+            .set_retention(log, Retention { below, ..retention });
+    }
+
+    /// Takes the logs whose base rose durably since the last call, by retention or by an event; each once.
+    pub fn poll_raised(&self, out: &mut Vec<LogRef>) {
+        let mut core = self.shared.core.borrow_mut();
+        while let Some(log) = core.machine.poll_raised() {
+            out.push(log);
+        }
+    }
+
     /// Durable records from memory; `None` when they are not there.
     pub fn read_recent(&self, log: LogRef, from: u64, max_bytes: usize) -> Option<ReadBatch> {
         self.shared
@@ -271,6 +305,22 @@ fn turn(shared: &Rc<Shared>) {
     }
     if has_completions {
         shared.completions.set();
+    }
+}
+
+/// Retention and giving segments back, a little at a time, for as long as the storage is open.
+async fn reclaim(shared: Weak<Shared>) {
+    loop {
+        let Some(shared) = shared.upgrade() else {
+            break;
+        };
+        if shared.core.borrow().is_stopped() {
+            break;
+        }
+        shared.core.borrow_mut().reclaim();
+        turn(&shared);
+        drop(shared);
+        shard_executor::rt::sleep(RECLAIM_TICK).await;
     }
 }
 

@@ -20,23 +20,27 @@ use crate::walk::{ReadWalk, WalkStep, WantedRead, EXTENT_BYTES as LONGEST_EXTENT
 /// What a read of several extents may be longer than their distance: a block before and an extent behind.
 const READ_AROUND_BYTES: u64 = 128 * 1024;
 
-/// Counts a read for as long as it lives, also when its future is dropped.
-struct Permit<'a>(&'a Rc<Shared>);
+/// Counts a read for as long as it lives, also when its future is dropped. Taken without a wait after its walk
+/// is chosen: from then on no segment the walk may lead through is given back.
+struct Permit {
+    shared: Rc<Shared>,
+    serial: u64,
+}
 
-impl<'a> Permit<'a> {
-    fn take(shared: &'a Rc<Shared>) -> Result<Self, ReadError> {
-        let mut core = shared.core.borrow_mut();
-        if core.active_reads >= core.max_reads() {
-            return Err(ReadError::Overloaded);
-        }
-        core.active_reads += 1;
-        Ok(Self(shared))
+impl Permit {
+    fn take(shared: &Rc<Shared>) -> Result<Self, ReadError> {
+        let serial = shared.core.borrow_mut().begin_read();
+        let serial = serial.ok_or(ReadError::Overloaded)?;
+        Ok(Self {
+            shared: Rc::clone(shared),
+            serial,
+        })
     }
 }
 
-impl Drop for Permit<'_> {
+impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.core.borrow_mut().active_reads -= 1;
+        self.shared.core.borrow_mut().end_read(self.serial);
     }
 }
 
@@ -46,23 +50,14 @@ pub(super) async fn read(
     from: u64,
     max_bytes: usize,
 ) -> Result<ReadBatch, ReadError> {
-    let Some(start) = start(shared, log, from, max_bytes)? else {
-        let batch = shared
-            .core
-            .borrow()
-            .machine
-            .read_recent(log, from, max_bytes);
-        return Ok(batch.unwrap_or(ReadBatch {
-            first_offset: from,
-            records: Vec::new(),
-            next_offset: from,
-        }));
-    };
     let made = take_ahead(shared, log, from, max_bytes);
     // Before the wait, so that the disk has the next read while this one is looked through.
     let goes_on = shared.core.borrow_mut().ahead.goes_on(log, from);
-    if let Some(next) = start.next.filter(|_| goes_on) {
-        read_ahead(shared, log, next, max_bytes);
+    if goes_on {
+        let first = start(shared, log, from, max_bytes)?;
+        if let Some(next) = first.and_then(|first| first.next) {
+            read_ahead(shared, log, next, max_bytes);
+        }
     }
     let batch = match made {
         Some(made) => answer_of(shared, made).await,
@@ -71,13 +66,28 @@ pub(super) async fn read(
     let was_made = batch.is_some();
     let batch = match batch {
         Some(batch) => batch,
-        None => run(shared, start.walk).await?,
+        // Chosen only now: the log may have changed while an answer was waited for.
+        None => match start(shared, log, from, max_bytes)? {
+            Some(start) => run(Permit::take(shared)?, start.walk).await?,
+            None => return Ok(from_memory(shared, log, from, max_bytes)),
+        },
     };
     let mut core = shared.core.borrow_mut();
     core.ahead.ended(log, batch.next_offset);
     core.reads_ahead += u64::from(was_made);
     drop(core);
     Ok(batch)
+}
+
+/// What memory has of a log; no record when it has none or there is none.
+fn from_memory(shared: &Rc<Shared>, log: LogRef, from: u64, max_bytes: usize) -> ReadBatch {
+    let core = shared.core.borrow();
+    let batch = core.machine.read_recent(log, from, max_bytes);
+    batch.unwrap_or(ReadBatch {
+        first_offset: from,
+        records: Vec::new(),
+        next_offset: from,
+    })
 }
 
 /// The question as it is put now.
@@ -139,17 +149,21 @@ fn read_ahead(shared: &Rc<Shared>, log: LogRef, from: u64, max_bytes: usize) {
         core.ahead.begin(wanted, now_us)
     };
     let Some(slot) = slot else { return };
+    let permit = Permit::take(shared);
     let shared = Rc::clone(shared);
     spawn_local(async move {
-        let result = run(&shared, start.walk).await;
+        let result = match permit {
+            Ok(permit) => run(permit, start.walk).await,
+            Err(refused) => Err(refused),
+        };
         shared.core.borrow_mut().ahead.end(&slot, result);
     })
     .detach();
 }
 
 /// Carries a walk out.
-async fn run(shared: &Rc<Shared>, mut walk: ReadWalk) -> Result<ReadBatch, ReadError> {
-    let _permit = Permit::take(shared)?;
+async fn run(permit: Permit, mut walk: ReadWalk) -> Result<ReadBatch, ReadError> {
+    let shared = &permit.shared;
     let mut input = None;
     loop {
         match walk.step(input.take())? {

@@ -55,6 +55,11 @@ impl Reading {
         Ok(file)
     }
 
+    /// Closes a segment that goes.
+    pub fn forget(&mut self, core: u16, segment: u64) {
+        self.files.retain(|(key, _)| *key != (core, segment));
+    }
+
     /// Memory for a read; a small one is not worth a pooled buffer.
     pub fn buffer(&mut self, len: usize) -> Draft {
         if !(POOLED_BYTES_MIN..=BUFFER_BYTES).contains(&len) {

@@ -9,7 +9,8 @@ use crate::name::LogId;
 
 /// Longest name of a leader.
 pub const MAX_LEADER_BYTES: usize = 255;
-const CRC_BYTES: usize = 4;
+/// Bytes of a body's checksum.
+pub const CRC_BYTES: usize = 4;
 
 /// Bytes the body of a *begin* takes.
 pub fn leader_body_len(leader: &str) -> usize {
@@ -30,14 +31,15 @@ pub fn decode_leader<'a>(header: &ExtentHeader, bytes: &'a [u8]) -> Option<&'a s
         .flatten()
 }
 
-fn seal(body: &mut [u8], log: LogId, offset: u64) {
+/// Fills in the checksum at the end of a body.
+pub fn seal(body: &mut [u8], log: LogId, offset: u64) {
     let end = body.len() - CRC_BYTES;
     let crc = crc32c::crc32c_append(record_seed(log, offset), &body[..end]);
     put_u32(body, end, crc);
 }
 
 /// The content of a body whose checksum matches.
-fn opened<'a>(header: &ExtentHeader, bytes: &'a [u8]) -> Option<&'a [u8]> {
+pub fn opened<'a>(header: &ExtentHeader, bytes: &'a [u8]) -> Option<&'a [u8]> {
     let body = bytes.get(header.records_at()..header.total_len())?;
     let end = body.len().checked_sub(CRC_BYTES)?;
     let crc = crc32c::crc32c_append(record_seed(header.log, header.first_offset), &body[..end]);

@@ -40,8 +40,10 @@ fn general(log: u64, offset: u64, len: u32, rest: &[u8]) -> u32 {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse4.2")]
-// Whether the intrinsics are unsafe inside such a function depends on the compiler's version.
-#[allow(unused_unsafe)]
+#[allow(
+    unused_unsafe,
+    reason = "the intrinsics are unsafe up to Rust 1.86, safe from 1.87 on"
+)]
 unsafe fn short(log: u64, offset: u64, len: u32, rest: &[u8]) -> u32 {
     use std::arch::x86_64::{_mm_crc32_u32, _mm_crc32_u64};
     // SAFETY: pure register instructions; the caller made sure that the CPU has them.
@@ -57,7 +59,7 @@ unsafe fn short(log: u64, offset: u64, len: u32, rest: &[u8]) -> u32 {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse4.2")]
 #[inline]
-#[allow(unused_unsafe)]
+#[allow(unused_unsafe, reason = "as above")]
 unsafe fn more(register: u32, bytes: &[u8]) -> u32 {
     use std::arch::x86_64::{_mm_crc32_u64, _mm_crc32_u8};
     let mut crc = u64::from(register);

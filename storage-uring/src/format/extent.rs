@@ -25,9 +25,19 @@ pub enum ExtentKind {
     Accept = 5,
     /// From `first_offset` on, records are appended under `generation`; the body names its leader.
     Begin = 6,
+    /// The state of the log restated: its tail is `first_offset`, the body holds the rest.
+    State = 7,
 }
 
 impl ExtentKind {
+    /// Whether it changes the log's state.
+    pub fn is_change(self) -> bool {
+        match self {
+            Self::Truncate | Self::Place | Self::Base | Self::Accept | Self::Begin => true,
+            Self::Records | Self::State => false,
+        }
+    }
+
     fn from_u16(value: u16) -> Option<Self> {
         Some(match value {
             1 => Self::Records,
@@ -36,6 +46,7 @@ impl ExtentKind {
             4 => Self::Base,
             5 => Self::Accept,
             6 => Self::Begin,
+            7 => Self::State,
             _ => return None,
         })
     }

@@ -54,6 +54,11 @@ pub struct GroupHeader {
 }
 
 impl GroupHeader {
+    /// Where the log ended before this group: segment and position.
+    pub fn link(&self) -> (u64, u64) {
+        (self.prev_segment, self.prev_end)
+    }
+
     /// Fills in the body checksum and zero-sector count from `group` and writes the header over its start.
     pub fn seal(mut self, uuid: &DataUuid, group: &mut [u8]) -> Self {
         let used = self.used_len as usize;
@@ -133,7 +138,8 @@ impl GroupHeader {
             && self.used_len >= GROUP_HEADER_BYTES as u64
             && self.used_len <= self.total_len
             && self.total_len - self.used_len < ALIGN as u64
-            && self.durable_group < self.group;
+            && self.durable_group < self.group
+            && self.group < u64::MAX;
         if sane {
             Ok(())
         } else {

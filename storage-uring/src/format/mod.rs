@@ -9,6 +9,7 @@
 pub(crate) mod body;
 mod crc;
 pub mod extent;
+pub mod freed;
 pub mod group;
 pub mod record;
 pub mod segment;

@@ -62,9 +62,32 @@ impl CommitMachine {
         now_us: u64,
         token: u64,
     ) -> Result<(), AppendError> {
+        self.queue_control(log, event, time_us, now_us)?;
+        let tail = self.logs.get(log).tail;
+        self.wait_for_newest(Waiter {
+            token,
+            log,
+            range: tail..tail,
+            first_group: None,
+            refused: None,
+        });
+        Ok(())
+    }
+
+    /// Queues a control event nobody waits for.
+    pub(super) fn queue_control(
+        &mut self,
+        log: LogRef,
+        event: ControlEvent<'_>,
+        time_us: u64,
+        now_us: u64,
+    ) -> Result<(), AppendError> {
         self.check_usable(log)?;
         self.check_event(log, event)?;
-        self.check_fits(log, std::iter::once(&[][..]))?;
+        self.check_queue(RECORD_HEADER_BYTES)?;
+        let room = self.check_space(RECORD_HEADER_BYTES, 0);
+        self.stats.refused_disk_full += u64::from(room.is_err());
+        room?;
         let state = self.logs.get(log);
         let tail = state.tail;
         let is_known =
@@ -77,14 +100,7 @@ impl CommitMachine {
                 open.push_change(self.writer.tail(), &mut self.logs, log, time_us, change);
             }
         }
-        let tail = self.logs.get(log).tail;
-        self.wait_for_newest(Waiter {
-            token,
-            log,
-            range: tail..tail,
-            first_group: None,
-            refused: None,
-        });
+        self.count_open();
         Ok(())
     }
 
@@ -130,7 +146,7 @@ impl CommitMachine {
     }
 
     pub(super) fn open_close_group(&mut self, now_us: u64) {
-        self.open_group(now_us, GROUP_HEADER_BYTES);
+        self.open_group(now_us, GROUP_HEADER_BYTES, self.config.segment_bytes);
         if let Some(open) = self.open.as_mut() {
             open.flags = GROUP_FLAG_CLOSE;
         }
@@ -161,19 +177,63 @@ impl CommitMachine {
             }
             total += payload.len() + RECORD_HEADER_BYTES;
         }
+        self.check_queue(total)?;
+        // While space may come back appends wait for it, but not again and again.
+        let may_wait = self.may_give_back() && !self.gave_up_waiting;
+        // The last of the room is for events: they are what makes room.
+        match self.check_space(total, self.room_for_events()) {
+            Err(AppendError::DiskFull) if may_wait => Ok(()),
+            checked => {
+                self.stats.refused_disk_full += u64::from(checked.is_err());
+                checked
+            }
+        }
+    }
+
+    fn check_queue(&mut self, total: usize) -> Result<(), AppendError> {
         if self.queued_bytes > 0 && self.queued_bytes + total > self.config.max_queued_bytes {
             self.stats.refused_overloaded += 1;
             return Err(AppendError::Overloaded);
         }
-        if self.space_exhausted {
-            let groups = total / self.config.commit_max_bytes + 2;
-            let needed = total as u64 + (groups * 2 * ALIGN) as u64;
-            if needed > self.room_in_segments() {
-                self.stats.refused_disk_full += 1;
-                return Err(AppendError::DiskFull);
-            }
+        Ok(())
+    }
+
+    /// Whether `total` bytes fit the segments at hand when no more can be had, `kept` bytes left free.
+    fn check_space(&self, total: usize, kept: u64) -> Result<(), AppendError> {
+        if !self.space_exhausted {
+            return Ok(());
+        }
+        let groups = total / self.config.commit_max_bytes + 2;
+        let needed = total as u64 + (groups * 2 * ALIGN) as u64;
+        if needed.saturating_add(kept) > self.room_in_segments() {
+            return Err(AppendError::DiskFull);
         }
         Ok(())
+    }
+
+    /// Whether an event of `len` bytes can be queued now.
+    pub(super) fn has_room_for_event(&mut self, len: usize) -> bool {
+        self.check_queue(len).is_ok() && self.check_space(len, 0).is_ok()
+    }
+
+    /// Room in the last segment at hand that only events may use once no more can be had: a sixteenth of a
+    /// segment, at most 1 MiB; all of it when the last segment came out of the reserve.
+    fn room_for_events(&self) -> u64 {
+        if self.only_events {
+            return self.config.segment_bytes;
+        }
+        (self.config.segment_bytes / 16).min(1 << 20)
+    }
+
+    /// Where records have to end in the segment with this ordinal.
+    fn end_for_records(&self, ordinal: u64) -> u64 {
+        let is_last = self.space_exhausted && ordinal == self.last_ordinal();
+        let kept = if is_last { self.room_for_events() } else { 0 };
+        self.config.segment_bytes.saturating_sub(kept)
+    }
+
+    fn last_ordinal(&self) -> u64 {
+        self.current.as_ref().map_or(0, |current| current.ordinal) + self.ready.len() as u64
     }
 
     fn largest_payload(&self, log: LogRef) -> usize {
@@ -186,8 +246,7 @@ impl CommitMachine {
 
     /// Bytes that fit the segments at hand behind what is planned already.
     fn room_in_segments(&self) -> u64 {
-        let last =
-            self.current.as_ref().map_or(0, |current| current.ordinal) + self.ready.len() as u64;
+        let last = self.last_ordinal();
         let (ordinal, position) = match &self.open {
             Some(open) => (open.ordinal, open.position + open.used as u64),
             None => self.plan,
@@ -202,33 +261,36 @@ impl CommitMachine {
     /// Makes sure the open group can take a record of `record_len` bytes of `log`.
     fn ensure_room(&mut self, log: LogRef, generation: u64, now_us: u64, record_len: usize) {
         if let Some(open) = &self.open {
-            let cost = open.cost(&self.logs, log, generation, record_len);
-            if open.used + cost <= open.capacity {
+            let used = open.used + open.cost(&self.logs, log, generation, record_len);
+            let is_kept_free = open.position + used as u64 > self.end_for_records(open.ordinal);
+            if used <= open.capacity && !is_kept_free {
                 return;
             }
             self.close_open();
         }
         let least =
             GROUP_HEADER_BYTES + EXTENT_HEADER_BYTES + state_name_bytes(self, log) + record_len;
-        self.open_group(now_us, least);
+        let end = self.end_for_records(self.plan.0);
+        self.open_group(now_us, least, end);
     }
 
     /// Makes sure the open group can take an event of `len` bytes, header and name included.
-    fn ensure_room_for_event(&mut self, now_us: u64, len: usize) {
+    pub(super) fn ensure_room_for_event(&mut self, now_us: u64, len: usize) {
         if let Some(open) = &self.open {
             if open.used + len <= open.capacity {
                 return;
             }
             self.close_open();
         }
-        self.open_group(now_us, GROUP_HEADER_BYTES + len);
+        self.open_group(now_us, GROUP_HEADER_BYTES + len, self.config.segment_bytes);
     }
 
-    /// Opens a group of at least `least` bytes at the next planned position.
-    fn open_group(&mut self, now_us: u64, least: usize) {
+    /// Opens a group of at least `least` bytes at the next planned position, or in the next segment when it
+    /// would reach over `end`.
+    fn open_group(&mut self, now_us: u64, least: usize, end: u64) {
         let padded = align_up(least as u64);
         let (mut ordinal, mut position) = self.plan;
-        if position + padded > self.config.segment_bytes {
+        if position + padded > end {
             ordinal += 1;
             position = SEGMENT_HEADER_BYTES;
         }
@@ -264,12 +326,19 @@ impl CommitMachine {
         self.queue.push_back(closed);
     }
 
+    /// Counts what was put into the open group.
+    pub(super) fn count_open(&mut self) {
+        if let Some(open) = &self.open {
+            self.queued_bytes = self.queued_bytes - self.open_counted + open.used;
+            self.open_counted = open.used;
+        }
+    }
+
     /// Attaches a waiter to the newest group that is not durable; with none, the wait is over already.
     #[inline(always)] // For every append: the waiter is made where it is kept.
     fn wait_for_newest(&mut self, waiter: Waiter) {
+        self.count_open();
         let newest = if let Some(open) = self.open.as_mut() {
-            self.queued_bytes = self.queued_bytes - self.open_counted + open.used;
-            self.open_counted = open.used;
             Some(&mut open.lists)
         } else if let Some(closed) = self.queue.back_mut() {
             Some(&mut closed.lists)
@@ -288,6 +357,6 @@ impl CommitMachine {
     }
 }
 
-fn state_name_bytes(machine: &CommitMachine, log: LogRef) -> usize {
+pub(super) fn state_name_bytes(machine: &CommitMachine, log: LogRef) -> usize {
     machine.logs.get(log).encoded_name.len()
 }

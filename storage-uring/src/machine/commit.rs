@@ -1,7 +1,7 @@
 //! Sealing groups, tracking their writes, and what happens when a write does not work.
 
 use super::control::Change;
-use super::group::{ClosedGroup, Flight, GroupLists, PendingChange, Waiter};
+use super::group::{ClosedGroup, ExtentMeta, Flight, GroupLists, PendingChange, Waiter};
 use super::logs::LogRef;
 use super::recent::PREFETCH_AHEAD;
 use super::{Action, CommitMachine, Completion, CurrentSegment, Health, IoId, ReadySegment};
@@ -25,12 +25,22 @@ impl CommitMachine {
     pub fn on_segment_ready(&mut self, segment: ReadySegment) {
         self.ready.push_back(segment);
         self.space_exhausted = false;
+        self.only_events = false;
+        self.gave_up_waiting = false;
         self.waiting_for_segment_since_us = None;
     }
 
-    /// Whether another segment can be had.
-    pub fn on_space(&mut self, exhausted: bool) {
-        self.space_exhausted = exhausted;
+    /// A segment is ready that took the place kept for giving space back: only events may use it.
+    pub fn on_reserve_segment(&mut self, segment: ReadySegment) {
+        self.ready.push_back(segment);
+        self.space_exhausted = true;
+        self.only_events = true;
+        self.waiting_for_segment_since_us = None;
+    }
+
+    /// No further segment can be had now.
+    pub fn on_no_space(&mut self) {
+        self.space_exhausted = true;
     }
 
     /// A write finished.
@@ -133,9 +143,11 @@ impl CommitMachine {
         self.outbox.pop_front()
     }
 
-    /// Gives up what waits for a segment: there is no space, and none came in time.
+    /// Gives up what waits for a segment: there is no space, and none came in time. Nothing waits again until
+    /// one comes: what gives space back would have to wait behind it.
     pub fn give_up_waiting_for_space(&mut self) {
         if self.waiting_for_segment_since_us.take().is_some() {
+            self.gave_up_waiting = true;
             self.undo_from(self.flights.len());
         }
     }
@@ -320,9 +332,17 @@ impl CommitMachine {
             "INV-S1: groups become durable in order"
         );
         self.durable_group = flight.group;
+        if self.durable_segment != flight.segment {
+            self.durable_segment = flight.segment;
+            // One more segment is finished.
+            self.reclaim.note_news();
+        }
         self.queued_bytes = self.queued_bytes.saturating_sub(flight.region.len());
         self.closed |= flight.flags & crate::format::group::GROUP_FLAG_CLOSE != 0;
         self.count(&flight, now_us);
+        let time_us = flight.lists.extents.last().map_or(0, |last| last.time_us);
+        self.segments
+            .on_group(flight.segment, flight.group, flight.prev_end, time_us);
         let GroupLists {
             mut extents,
             mut waiters,
@@ -344,9 +364,14 @@ impl CommitMachine {
             if extent.kind == ExtentKind::Records {
                 let state = self.logs.get_mut(extent.log);
                 state.on_records(extent);
+                let (tail, bytes) = (state.durable_tail, u64::from(extent.records_len));
+                self.segments
+                    .on_records(state.id, &mut state.use_slot, tail, bytes);
                 if keeps {
                     self.recent.add(extent, state);
                 }
+            } else if extent.kind == ExtentKind::State {
+                self.apply_restated(extent);
             } else if let Some(pending) = pending.next() {
                 self.apply_change(extent.log, extent.changes, &pending.change);
             }
@@ -381,12 +406,29 @@ impl CommitMachine {
         self.stats.commit_us_max = self.stats.commit_us_max.max(spent_us);
     }
 
+    fn apply_restated(&mut self, extent: &ExtentMeta) {
+        let state = self.logs.get_mut(extent.log);
+        state.restated_in = extent.place.segment;
+        state.restating = false;
+        self.segments.on_event(state.id, &mut state.use_slot);
+        self.stats.restatements += 1;
+        self.reclaim.note_news();
+    }
+
     fn apply_change(&mut self, log: LogRef, changes: u32, change: &Change) {
         let state = self.logs.get_mut(log);
         state.control.changes = changes;
         state.control.apply(change);
+        self.segments.on_event(state.id, &mut state.use_slot);
+        if matches!(
+            change,
+            Change::Truncate(_) | Change::Place(_) | Change::Base(_)
+        ) {
+            self.reclaim.note_news();
+        }
         match change {
             Change::Truncate(offset) => {
+                self.segments.on_truncate(state.id, *offset);
                 state.durable_tail = *offset;
                 state.index.on_truncate(*offset);
                 state.recent.truncate(*offset);
@@ -396,10 +438,15 @@ impl CommitMachine {
                 state.durable_tail = *offset;
                 state.index.clear();
                 state.recent.restart(*offset);
+                state.held_bytes = 0;
+                self.segments.on_place(state.id);
             }
             Change::Base(offset) => {
                 state.base = state.base.max(*offset);
                 state.index.on_base(state.base);
+                if !std::mem::replace(&mut state.base_is_news, true) {
+                    self.raised.push_back(log);
+                }
             }
             Change::Accept(_) | Change::Begin(_) => {}
         }
@@ -427,7 +474,7 @@ impl CommitMachine {
             let first_undone = flight.serial;
             self.outbox.retain(|action| match action {
                 Action::Write { id, .. } | Action::Flush { id, .. } => id.serial < first_undone,
-                Action::SegmentDone { .. } => true,
+                Action::SegmentDone { .. } | Action::Free { .. } => true,
             });
         }
         self.plan = self
@@ -473,11 +520,14 @@ impl CommitMachine {
             .flat_map(|lists| lists.extents.iter().rev())
         {
             let state = self.logs.get_mut(extent.log);
-            if extent.kind != ExtentKind::Records {
-                state.changes -= 1;
+            if extent.kind == ExtentKind::State {
+                state.restating = false;
+            }
+            if extent.kind.is_change() {
                 if let Some(pending) = changes.pop() {
                     state.accepted = pending.accepted_before;
                     state.queued_base = pending.base_before;
+                    state.changes = pending.changes_before;
                 }
             }
             state.tail = extent.tail_before;

@@ -11,9 +11,19 @@ use std::sync::Arc;
 
 use crate::format::body;
 use crate::format::extent::{ExtentHeader, ExtentKind};
+use crate::format::{get_u32, get_u64, put_u32, put_u64};
 
 /// Entries of a log's history that are kept.
 pub const HISTORY_MAX: usize = 1024;
+
+/// The number of the event after event `number` of a log; 0 is none yet, and what version 1 wrote. Numbers
+/// begin anew after the last: a header from a disk may hold any.
+pub(crate) const fn number_after(number: u32) -> u32 {
+    match number.checked_add(1) {
+        Some(next) => next,
+        None => 1,
+    }
+}
 
 /// A change to a log that is not an append of records, as a caller asks for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,7 +148,7 @@ impl Change {
     /// The event of an extent; none for records, or when the body is damaged.
     pub fn decode(header: &ExtentHeader, bytes: &[u8]) -> Option<Self> {
         Some(match header.kind {
-            ExtentKind::Records => return None,
+            ExtentKind::Records | ExtentKind::State => return None,
             ExtentKind::Truncate => Self::Truncate(header.first_offset),
             ExtentKind::Place => Self::Place(header.first_offset),
             ExtentKind::Base => Self::Base(header.first_offset),
@@ -200,6 +210,85 @@ impl Control {
     fn drop_below(&mut self, base: u64) {
         let after = self.history.partition_point(|entry| entry.start <= base);
         self.history.drain(..after.saturating_sub(1));
+    }
+}
+
+/// The state of a log, restated so that the events it came from need not be kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Restated {
+    pub base: u64,
+    pub tail: u64,
+    pub generation: u64,
+    pub control: Control,
+}
+
+/// Bytes of a restatement before its history.
+const RESTATED_BYTES: usize = 28;
+/// History bytes a restatement holds; older entries go.
+const RESTATED_HISTORY_BYTES: usize = 64 * 1024;
+/// Bytes of a history entry before the leader's name.
+const ENTRY_BYTES: usize = 17;
+
+impl Restated {
+    /// The content of the body; its checksum follows.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0u8; RESTATED_BYTES];
+        put_u64(&mut out, 0, self.base);
+        put_u64(&mut out, 8, self.control.accepted);
+        put_u64(&mut out, 16, self.control.commit);
+        let history = self.kept_history();
+        put_u32(&mut out, 24, history.len() as u32);
+        for entry in history {
+            out.extend_from_slice(&entry.generation.to_le_bytes());
+            out.extend_from_slice(&entry.start.to_le_bytes());
+            out.push(entry.leader.len() as u8);
+            out.extend_from_slice(entry.leader.as_bytes());
+        }
+        out
+    }
+
+    fn kept_history(&self) -> &[HistoryEntry] {
+        let mut bytes = 0;
+        let fits = |entry: &&HistoryEntry| {
+            bytes += ENTRY_BYTES + entry.leader.len();
+            bytes <= RESTATED_HISTORY_BYTES
+        };
+        let history = &self.control.history;
+        let kept = history.iter().rev().take_while(fits).count();
+        &history[history.len() - kept..]
+    }
+
+    /// The restatement in an extent; none when its body is damaged.
+    pub fn decode(header: &ExtentHeader, bytes: &[u8]) -> Option<Self> {
+        if header.kind != ExtentKind::State {
+            return None;
+        }
+        let content = body::opened(header, bytes)?;
+        let (fixed, mut rest) = content.split_at_checked(RESTATED_BYTES)?;
+        let count = get_u32(fixed, 24) as usize;
+        let mut history = Vec::with_capacity(count.min(HISTORY_MAX));
+        for _ in 0..count {
+            let (entry, after) = rest.split_at_checked(ENTRY_BYTES)?;
+            let (leader, after) = after.split_at_checked(usize::from(entry[16]))?;
+            history.push(HistoryEntry {
+                generation: get_u64(entry, 0),
+                start: get_u64(entry, 8),
+                leader: std::str::from_utf8(leader).ok()?.into(),
+            });
+            rest = after;
+        }
+        let base = get_u64(fixed, 0);
+        (rest.is_empty() && base <= header.first_offset).then_some(Self {
+            base,
+            tail: header.first_offset,
+            generation: header.generation,
+            control: Control {
+                accepted: get_u64(fixed, 8),
+                commit: get_u64(fixed, 16),
+                changes: header.changes,
+                history,
+            },
+        })
     }
 }
 

@@ -6,10 +6,11 @@
 
 use std::ops::Range;
 
-use super::control::Change;
+use super::control::{number_after, Change};
 use super::logs::{prefetch, LogRef, LogTable};
 use super::recent::PREFETCH_AHEAD;
 use crate::error::CommitError;
+use crate::format::body;
 use crate::format::extent::{ExtentHeader, ExtentKind, EXTENT_HEADER_BYTES};
 use crate::format::group::GROUP_HEADER_BYTES;
 use crate::format::record;
@@ -59,6 +60,7 @@ pub(crate) struct PendingChange {
     pub change: Change,
     pub accepted_before: u64,
     pub base_before: u64,
+    pub changes_before: u32,
 }
 
 /// Somebody waiting for an append to become durable.
@@ -203,11 +205,12 @@ impl OpenGroup {
     ) {
         let state = logs.get_mut(log);
         let (accepted_before, base_before) = (state.accepted, state.queued_base);
+        let changes_before = state.changes;
         state.accepted = change
             .accepts()
             .map_or(state.accepted, |g| g.max(state.accepted));
         state.queued_base = change.new_base().unwrap_or(state.queued_base);
-        state.changes += 1;
+        state.changes = number_after(state.changes);
         let start = ExtentStart {
             log,
             kind: change.kind(),
@@ -228,7 +231,37 @@ impl OpenGroup {
             change,
             accepted_before,
             base_before,
+            changes_before,
         });
+    }
+
+    /// Restates a log's state. `content` is the body; the caller made sure that it fits.
+    pub fn push_state(
+        &mut self,
+        bytes: &mut [u8],
+        logs: &mut LogTable,
+        log: LogRef,
+        time_us: u64,
+        content: &[u8],
+    ) {
+        let state = logs.get(log);
+        let start = ExtentStart {
+            log,
+            kind: ExtentKind::State,
+            first_offset: state.tail,
+            generation: state.generation,
+            time_us,
+        };
+        let (id, tail) = (state.id, state.tail);
+        self.start_extent(bytes, logs, start);
+        let body_len = content.len() + body::CRC_BYTES;
+        let out = &mut bytes[self.used..self.used + body_len];
+        out[..content.len()].copy_from_slice(content);
+        body::seal(out, id, tail);
+        self.used += body_len;
+        if let Some(extent) = self.lists.extents.last_mut() {
+            extent.records_len = body_len as u32;
+        }
     }
 
     /// Copies one record in. The caller made sure that it fits.
@@ -316,7 +349,8 @@ impl ClosedGroup {
                 ExtentKind::Truncate
                 | ExtentKind::Base
                 | ExtentKind::Accept
-                | ExtentKind::Begin => {}
+                | ExtentKind::Begin
+                | ExtentKind::State => {}
             }
             let header = ExtentHeader {
                 kind: extent.kind,

@@ -14,6 +14,7 @@ use crate::error::LogError;
 use crate::format::Place;
 use crate::index::LogIndex;
 use crate::name::{LogId, LogKind, LogName};
+use crate::usage::UseSlot;
 
 /// A log opened on this core. Valid only for the storage that gave it out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,10 +38,37 @@ pub struct LogSeed {
     pub generation: u64,
     /// Accepted generation and history.
     pub control: Control,
+    /// Core directory it last wrote to, and number of cores of that start.
+    pub home: Option<(u16, u16)>,
+    /// Bytes of records at or above the base.
+    pub held_bytes: u64,
+    /// Segment of this core's directory with the newest restatement of the log's state; 0: none.
+    pub restated_in: u64,
     /// Where the records are.
     pub index: LogIndex,
     /// Set when the log must be refused.
     pub damage: Option<Arc<str>>,
+}
+
+/// How long a log's records are kept. Only whole stretches in finished segments are given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retention {
+    /// Bytes to keep at least; 0: no bound.
+    pub bytes: u64,
+    /// Microseconds to keep records at least; 0: for ever.
+    pub age_us: u64,
+    /// Nothing at or above this offset is given up, whatever the bounds say.
+    pub below: u64,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self {
+            bytes: 0,
+            age_us: 0,
+            below: u64::MAX,
+        }
+    }
 }
 
 pub(crate) struct LogState {
@@ -61,6 +89,19 @@ pub(crate) struct LogState {
     pub accepted: u64,
     /// Events so far, durable or not.
     pub changes: u32,
+    /// Segment of the newest durable restatement; 0 when there is none in this core's directory.
+    pub restated_in: u64,
+    /// Where the log is in the list of the newest segment.
+    pub use_slot: UseSlot,
+    /// A restatement is on its way.
+    pub restating: bool,
+    /// Bytes of durable records not given up, as far as segments are finished.
+    pub held_bytes: u64,
+    pub retention: Retention,
+    /// The base rose and nobody asked since.
+    pub base_is_news: bool,
+    /// Last sweep of the segments that found something to keep.
+    pub kept_in_sweep: u64,
     /// Newest record extent that was given a place, durable or not.
     pub last_sealed: Place,
     /// Segment ordinal that already carries this log's name; 0 is none.
@@ -86,6 +127,13 @@ impl LogState {
             accepted: seed.control.accepted,
             changes: seed.control.changes,
             control: seed.control,
+            restated_in: seed.restated_in,
+            use_slot: UseSlot::default(),
+            restating: false,
+            held_bytes: seed.held_bytes,
+            retention: Retention::default(),
+            base_is_news: false,
+            kept_in_sweep: u64::MAX,
             last_sealed: seed.index.last(),
             named_in: 0,
             index: seed.index,
@@ -100,6 +148,7 @@ impl LogState {
         let bytes = u64::from(extent.records_len);
         self.index
             .on_extent(extent.first_offset, extent.place, extent.prev, bytes);
+        self.held_bytes += bytes;
     }
 }
 
@@ -151,6 +200,11 @@ impl LogTable {
         self.by_id.insert(state.id, log);
         self.logs.push(state);
         Ok(log)
+    }
+
+    /// The log with this id, if it is open.
+    pub fn by_id(&self, id: LogId) -> Option<LogRef> {
+        self.by_id.get(&id).copied()
     }
 
     pub fn get(&self, log: LogRef) -> &LogState {

@@ -16,6 +16,7 @@ pub(crate) mod control;
 pub(crate) mod group;
 pub(crate) mod logs;
 mod recent;
+mod reclaim;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,13 +24,14 @@ use std::ops::Range;
 use bytes::Bytes;
 
 pub use control::{Control, ControlEvent, HistoryEntry, LogView, HISTORY_MAX};
-pub use logs::{LogRef, LogSeed};
+pub use logs::{LogRef, LogSeed, Retention};
 
 use crate::error::{CommitError, LogError};
 use crate::format::segment::SEGMENT_HEADER_BYTES;
 use crate::format::DataUuid;
 use crate::name::LogName;
 use crate::slab::{Region, SlabPool, SlabWriter};
+use crate::usage::SegmentTable;
 use group::{ClosedGroup, Flight, GroupLists, OpenGroup};
 use logs::LogTable;
 use recent::RecentRing;
@@ -107,6 +109,13 @@ pub enum Action {
         /// Sequence of the segment.
         segment: u64,
     },
+    /// Nothing in `segment` is needed: store the record of freed segments, then give the file back.
+    Free {
+        /// Sequence of the segment.
+        segment: u64,
+        /// The record with this segment in it, as a file's content.
+        record: Vec<u8>,
+    },
 }
 
 /// The outcome of one append.
@@ -158,6 +167,12 @@ pub struct MachineStats {
     pub refused_disk_full: u64,
     /// Times a group had to wait for a segment.
     pub segment_waits: u64,
+    /// Segments given back.
+    pub segments_freed: u64,
+    /// Times the state of a log was restated so that a segment could go.
+    pub restatements: u64,
+    /// Times a base was raised by retention.
+    pub retention_raises: u64,
 }
 
 enum Health {
@@ -192,17 +207,27 @@ pub struct CommitMachine {
     next_group: u64,
     next_serial: u64,
     durable_group: u64,
+    /// Segment of that group; 0 when there is none.
+    durable_segment: u64,
     queued_bytes: usize,
     /// Bytes of the open group that `queued_bytes` already counts.
     open_counted: usize,
     space_exhausted: bool,
+    /// The newest segment at hand is for events alone.
+    only_events: bool,
+    /// What waited for a segment was given up, and none has come since.
+    gave_up_waiting: bool,
     waiting_for_segment_since_us: Option<u64>,
     close_requested: bool,
     closed: bool,
     outbox: VecDeque<Action>,
     completions: VecDeque<Completion>,
+    /// Logs whose base rose since somebody asked; each once.
+    raised: VecDeque<LogRef>,
     spare_lists: Vec<GroupLists>,
     recent: RecentRing,
+    segments: SegmentTable,
+    reclaim: reclaim::Reclaim,
     stats: MachineStats,
 }
 
@@ -229,16 +254,22 @@ impl CommitMachine {
             next_group: config.next_group,
             next_serial: 1,
             durable_group: config.next_group - 1,
+            durable_segment: config.log_end.0,
             queued_bytes: 0,
             open_counted: 0,
             space_exhausted: false,
+            only_events: false,
+            gave_up_waiting: false,
             waiting_for_segment_since_us: None,
             close_requested: false,
             closed: false,
             outbox: VecDeque::new(),
             completions: VecDeque::new(),
+            raised: VecDeque::new(),
             spare_lists: Vec::new(),
             recent: RecentRing::new(config.recent_bytes),
+            segments: SegmentTable::default(),
+            reclaim: reclaim::Reclaim::default(),
             stats: MachineStats::default(),
             config,
         }
@@ -386,6 +417,13 @@ impl CommitMachine {
     #[cfg(feature = "runtime")]
     pub fn take_completions(&mut self, out: &mut Vec<Completion>) {
         out.extend(self.completions.drain(..));
+    }
+
+    /// The next log whose base rose since it was last given out here, if any.
+    pub fn poll_raised(&mut self) -> Option<LogRef> {
+        let log = self.raised.pop_front()?;
+        self.logs.get_mut(log).base_is_news = false;
+        Some(log)
     }
 
     /// Whether outcomes are waiting.

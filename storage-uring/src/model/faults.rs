@@ -199,6 +199,14 @@ fn a_write_without_space_is_undone_and_heals() {
     }
 }
 
+/// No segment can be had, and nothing can be given back.
+fn no_space(sim: &mut Sim) {
+    sim.machine.on_no_space();
+    for _ in 0..2 {
+        assert!(sim.machine.reclaim(0, 0, usize::MAX));
+    }
+}
+
 #[test]
 fn without_segments_appends_are_refused_reads_go_on_and_it_heals() {
     let mut rng = Rng(24);
@@ -206,7 +214,7 @@ fn without_segments_appends_are_refused_reads_go_on_and_it_heals() {
     sim.append(0, &[payload(&mut rng, 10)]);
     sim.settle();
     sim.give_segments = false;
-    sim.machine.on_space(true);
+    no_space(&mut sim);
     let log = sim.log(0);
     let mut taken = 0;
     let refused = loop {
@@ -223,6 +231,7 @@ fn without_segments_appends_are_refused_reads_go_on_and_it_heals() {
                     .submitted
                     .push(record);
                 sim.settle();
+                no_space(&mut sim);
             }
             Err(error) => break error,
         }
@@ -259,7 +268,7 @@ fn what_waits_for_a_segment_that_never_comes_is_answered() {
     sim.settle();
     assert!(sim.machine.waiting_for_segment_since_us().is_some());
     sim.completions.clear();
-    sim.machine.on_space(true);
+    sim.machine.on_no_space();
     sim.machine.give_up_waiting_for_space();
     let answers = outcomes(&mut sim);
     assert!(

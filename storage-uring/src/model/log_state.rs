@@ -16,19 +16,19 @@ use crate::machine::{ControlEvent, LogRef, LogSeed};
 /// One log, plainly.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plain {
-    base: u64,
+    pub base: u64,
     /// Records from the base on.
-    records: Vec<Rc<[u8]>>,
+    pub records: Vec<Rc<[u8]>>,
     accepted: u64,
     history: Vec<(u64, u64, String)>,
 }
 
 impl Plain {
-    fn tail(&self) -> u64 {
+    pub fn tail(&self) -> u64 {
         self.base + self.records.len() as u64
     }
 
-    fn apply(&mut self, event: ControlEvent<'_>) {
+    pub fn apply(&mut self, event: ControlEvent<'_>) {
         let tail = self.tail();
         match event {
             ControlEvent::Truncate(to) => {
@@ -66,7 +66,7 @@ impl Plain {
         }
     }
 
-    fn recovered(seed: &LogSeed, records: &[Vec<u8>]) -> Self {
+    pub fn recovered(seed: &LogSeed, records: &[Vec<u8>]) -> Self {
         let history = seed.control.history.iter();
         Self {
             base: seed.base,
@@ -84,26 +84,26 @@ impl Plain {
 
 /// The versions of one log.
 #[derive(Debug, Clone)]
-struct Versions {
-    all: Vec<Plain>,
-    acknowledged: usize,
+pub struct Versions {
+    pub all: Vec<Plain>,
+    pub acknowledged: usize,
 }
 
 impl Versions {
-    fn newest(&self) -> &Plain {
+    pub fn newest(&self) -> &Plain {
         &self.all[self.all.len() - 1]
     }
 }
 
 /// Some logs over the model device.
-struct World {
-    sim: Sim,
-    logs: BTreeMap<u32, Versions>,
+pub struct World {
+    pub sim: Sim,
+    pub logs: BTreeMap<u32, Versions>,
     seen: usize,
 }
 
 impl World {
-    fn new(options: SimOptions) -> Self {
+    pub fn new(options: SimOptions) -> Self {
         Self {
             sim: Sim::new(options),
             logs: BTreeMap::new(),
@@ -111,7 +111,7 @@ impl World {
         }
     }
 
-    fn log(&mut self, shard: u32) -> (LogRef, &mut Versions) {
+    pub fn log(&mut self, shard: u32) -> (LogRef, &mut Versions) {
         let log = self.sim.log(shard);
         let versions = self.logs.entry(shard).or_insert_with(|| Versions {
             all: vec![Plain::default()],
@@ -124,7 +124,7 @@ impl World {
         ((version as u64) << 32) | u64::from(shard)
     }
 
-    fn append(&mut self, shard: u32, payloads: &[Vec<u8>]) {
+    pub fn append(&mut self, shard: u32, payloads: &[Vec<u8>]) {
         let (log, versions) = self.log(shard);
         let mut plain = versions.newest().clone();
         let first = plain.tail();
@@ -140,7 +140,7 @@ impl World {
         assert_eq!(range, Ok(first..plain.tail()));
     }
 
-    fn control(&mut self, shard: u32, event: ControlEvent<'_>) {
+    pub fn control(&mut self, shard: u32, event: ControlEvent<'_>) {
         let (log, versions) = self.log(shard);
         let mut plain = versions.newest().clone();
         plain.apply(event);
@@ -150,7 +150,7 @@ impl World {
         assert_eq!(taken, Ok(()), "{event:?}");
     }
 
-    fn collect(&mut self) {
+    pub fn collect(&mut self) {
         self.sim.collect();
         for done in &self.sim.completions[self.seen..] {
             assert_eq!(done.result, Ok(()));
@@ -164,7 +164,7 @@ impl World {
     }
 
     /// What recovery made of a log is one of the versions that may be.
-    fn check(&self, recovered: &Recovered) {
+    pub fn check(&self, recovered: &Recovered) {
         assert_eq!(recovered.damages, 0, "{}", recovered.notes);
         for (shard, versions) in &self.logs {
             let found = match recovered.logs.get(shard) {
@@ -185,7 +185,7 @@ impl World {
         }
     }
 
-    fn cut_power(&self, rng: &mut Rng, keep: u64) {
+    pub fn cut_power(&self, rng: &mut Rng, keep: u64) {
         let images = self.sim.cut_power(|_, _| rng.below(16) < keep);
         let first = recover(images);
         self.check(&first);
@@ -201,7 +201,7 @@ impl World {
     }
 
     /// Starts over what a power cut left; the versions found are the only ones from then on.
-    fn restart(&mut self, options: SimOptions, rng: &mut Rng, keep: u64, epoch: u64) {
+    pub fn restart(&mut self, options: SimOptions, rng: &mut Rng, keep: u64, epoch: u64) {
         let recovered = recover(self.sim.cut_power(|_, _| rng.below(16) < keep));
         self.check(&recovered);
         for (shard, versions) in &mut self.logs {
@@ -229,7 +229,7 @@ impl World {
         }
     }
 
-    fn random_step(&mut self, rng: &mut Rng) {
+    pub fn random_step(&mut self, rng: &mut Rng) {
         let shard = rng.below(3) as u32;
         let plain = self.log(shard).1.newest().clone();
         let leaders = ["n1", "broker-2.example", ""];
@@ -277,7 +277,7 @@ impl World {
     }
 }
 
-fn histories() -> u64 {
+pub fn histories() -> u64 {
     let set = std::env::var("FELIX_MODEL_HISTORIES").ok();
     set.and_then(|text| text.parse().ok()).unwrap_or(40)
 }

@@ -8,20 +8,23 @@ mod against_plain;
 mod damage;
 mod damaged_copies;
 mod faults;
+mod forged;
 mod histories;
 mod log_state;
 mod plain;
 mod power_cut;
+mod reclaim;
 mod rig;
 mod torn_tail;
 mod unreadable;
 mod version1;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use bytes::Bytes;
 
 use crate::error::ReadError;
+use crate::format::freed::FreedRuns;
 use crate::format::segment::SegmentHeader;
 use crate::format::{DataUuid, ALIGN, SECTOR};
 use crate::index::Interval;
@@ -30,10 +33,12 @@ use crate::machine::{
     ReadySegment,
 };
 use crate::name::{LogKind, LogName};
+use crate::recovery::count_held;
 use crate::recovery::events::assemble;
 use crate::recovery::scan::{scan_core, CoreScan, ScanOptions};
 use crate::recovery::settle::{self, SettleStep};
 use crate::recovery::{ImageSource, RecoveryProgress, SegmentInput};
+use crate::usage::SegmentTable;
 use crate::walk::{ReadWalk, WalkStep};
 
 pub const UUID: DataUuid = [0x17; 16];
@@ -97,6 +102,8 @@ pub struct Sim {
     /// Whether outcomes go into the shadows here; otherwise the caller takes them from `completions`.
     pub keeps_shadows: bool,
     pub next_segment: u64,
+    /// Segments on their way out, each with the record that names it.
+    pub leaving: VecDeque<(u64, Vec<u8>)>,
     epoch: u64,
     flush: bool,
     pub now_us: u64,
@@ -152,10 +159,13 @@ impl Sim {
             give_segments: true,
             keeps_shadows: true,
             next_segment: recovered.next_segment,
+            leaving: VecDeque::new(),
             epoch,
             flush: options.flush,
             now_us: 0,
         };
+        sim.machine
+            .adopt_segments(recovered.segments, recovered.freed);
         for (shard, (seed, records)) in recovered.logs {
             let shadow = Shadow {
                 acknowledged: seed.tail,
@@ -215,6 +225,7 @@ impl Sim {
             }
             match self.machine.poll_action(self.now_us) {
                 Some(Action::SegmentDone { .. }) => {}
+                Some(Action::Free { segment, record }) => self.leaving.push_back((segment, record)),
                 Some(action) => self.pending.push(Pending {
                     action,
                     written: false,
@@ -340,7 +351,8 @@ fn segment_of(action: &Action) -> u64 {
     match action {
         Action::Write { segment, .. }
         | Action::Flush { segment, .. }
-        | Action::SegmentDone { segment } => *segment,
+        | Action::SegmentDone { segment }
+        | Action::Free { segment, .. } => *segment,
     }
 }
 
@@ -368,7 +380,7 @@ fn blank_segment(seq: u64, epoch: u64) -> Vec<u8> {
 pub fn write_id(action: &Action) -> IoId {
     match action {
         Action::Write { id, .. } | Action::Flush { id, .. } => *id,
-        Action::SegmentDone { .. } => panic!("no id"),
+        Action::SegmentDone { .. } | Action::Free { .. } => panic!("no id"),
     }
 }
 
@@ -382,6 +394,8 @@ pub struct Recovered {
     pub cuts: usize,
     pub notes: String,
     pub damages: usize,
+    pub segments: SegmentTable,
+    pub freed: FreedRuns,
 }
 
 impl Recovered {
@@ -395,13 +409,23 @@ impl Recovered {
             cuts: 0,
             notes: String::new(),
             damages: 0,
+            segments: SegmentTable::default(),
+            freed: FreedRuns::default(),
         }
     }
 }
 
+/// Key of the record of freed segments among the images.
+pub const FREED: u64 = 0;
+
 /// Runs the real scan over images.
 fn scan(images: &Images) -> CoreScan {
-    let inputs = images.iter().map(|(seq, image)| SegmentInput {
+    let freed = images.get(&FREED).map_or_else(FreedRuns::default, |bytes| {
+        // A damaged record counts as none.
+        FreedRuns::decode(&UUID, 0, bytes).unwrap_or_default()
+    });
+    let segments = images.iter().filter(|(seq, _)| **seq != FREED);
+    let inputs = segments.map(|(seq, image)| SegmentInput {
         seq: *seq,
         file: format!("seg-{seq}").into(),
         source: Box::new(ImageSource(image.clone())),
@@ -410,7 +434,7 @@ fn scan(images: &Images) -> CoreScan {
         in_use: false,
         progress: &RecoveryProgress::default(),
     };
-    scan_core(&UUID, 0, inputs.collect(), options).expect("scans")
+    scan_core(&UUID, 0, inputs.collect(), freed, options).expect("scans")
 }
 
 fn settle_step(images: &mut Images, step: SettleStep) {
@@ -457,16 +481,28 @@ pub fn recover(mut images: Images) -> Recovered {
         end,
         next_group,
         core_counts,
+        uses,
+        restated,
+        freed,
         ..
     } = scan;
     let notes = format!("{cuts:?} {damages:?} {steps:?} end {end:?} next {next_group}");
+    let notes = if std::env::var_os("FELIX_MODEL_EVENTS").is_some() {
+        format!("{notes} {freed:?} {chapters:#?}")
+    } else {
+        notes
+    };
     let newest = images.keys().last().copied().unwrap_or(0);
     for step in steps {
         settle_step(&mut images, step);
     }
     let core_counts: HashMap<u64, u16> = core_counts.into_iter().collect();
     let mut logs = BTreeMap::new();
-    for (id, (found, seed)) in assemble(vec![(0, chapters)], &losses, &core_counts) {
+    let segments = SegmentTable::new(uses.into_segments());
+    let mut assembled = assemble(vec![(0, chapters)], &losses, &core_counts);
+    count_held(&segments, &mut assembled);
+    for (id, (found, mut seed)) in assembled {
+        seed.restated_in = restated.get(&id).copied().unwrap_or(0);
         // Damage may take every extent that carried the name; it is opened by its id then.
         let by_id = || (0..100).map(name).find(|name| name.id() == id);
         let found = found.or_else(by_id).expect("a log of these tests");
@@ -478,10 +514,12 @@ pub fn recover(mut images: Images) -> Recovered {
         logs,
         end,
         next_group,
-        next_segment: newest.max(end.0) + 1,
+        next_segment: newest.max(end.0).max(freed.newest()) + 1,
         cuts: cuts.len(),
         notes,
         damages: damages.len(),
+        segments,
+        freed,
     }
 }
 

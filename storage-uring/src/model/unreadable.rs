@@ -4,6 +4,7 @@ use std::io;
 
 use super::{payload, Rng, Sim, SimOptions, UUID};
 use crate::error::StorageError;
+use crate::format::freed::FreedRuns;
 use crate::format::ALIGN;
 use crate::recovery::scan::{scan_core, CoreScan, ScanOptions};
 use crate::recovery::{ImageSource, RecoveryProgress, SegmentInput, SegmentSource};
@@ -57,7 +58,7 @@ fn scan(
         in_use: false,
         progress: &RecoveryProgress::default(),
     };
-    scan_core(&UUID, 0, inputs.collect(), options)
+    scan_core(&UUID, 0, inputs.collect(), FreedRuns::default(), options)
 }
 
 fn written() -> Sim {

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use super::source::{SegmentSource, Window};
 use crate::error::StorageError;
+use crate::format::freed::FreedRuns;
 use crate::format::group::{GroupHeader, GROUP_HEADER_BYTES};
 use crate::format::segment::{SegmentHeader, SEGMENT_HEADER_BYTES};
 use crate::format::{DataUuid, HeaderFault, ALIGN, FORMAT_VERSION};
@@ -33,8 +34,13 @@ pub(crate) struct Segment {
     pub len: u64,
     /// Where a later segment says the log ended in this one.
     pub limit: Option<u64>,
-    /// Group numbers may jump at the start of this segment: what was before it was given up.
+    /// What the record of freed segments says was between the segment before and this one: first and last
+    /// group.
+    pub freed_before: Option<(u64, u64)>,
+    /// Group numbers may jump at the start of this segment: what was before it is missing.
     pub after_gap: bool,
+    /// Segments between the one before and this one are gone and not recorded as freed.
+    pub missing_before: bool,
 }
 
 /// The segments of a core directory, sorted out.
@@ -44,6 +50,8 @@ pub(crate) struct Chain {
     pub live: Vec<Segment>,
     /// No longer part of the log: the link of a later segment leaves them out.
     pub skipped: Vec<u64>,
+    /// Recorded as freed.
+    pub given_back: Vec<u64>,
     /// Never held a group.
     pub unused: Vec<u64>,
     /// Not of this data directory, or not a segment.
@@ -91,15 +99,21 @@ pub(crate) fn find_group(
     Ok(None)
 }
 
-/// Sorts segments (ascending by sequence) into live, dead, unused and stray ones.
+/// Sorts segments (ascending by sequence) into live ones and the others.
 pub(crate) fn link(
     uuid: &DataUuid,
     core: u16,
     inputs: Vec<SegmentInput>,
+    freed: &FreedRuns,
 ) -> Result<Chain, StorageError> {
     let mut chain = Chain::default();
     let mut segments = Vec::new();
     for input in inputs {
+        if freed.run_of(input.seq).is_some() {
+            // Freed, and the power went before the file did.
+            chain.given_back.push(input.seq);
+            continue;
+        }
         if let Some(segment) = open_segment(uuid, core, input, &mut chain)? {
             segments.push(segment);
         }
@@ -114,6 +128,7 @@ pub(crate) fn link(
         if wanted.is_some_and(|seq| segment.seq < seq) {
             if let Some(newer) = chain.live.last_mut() {
                 newer.after_gap = true;
+                newer.missing_before = true;
             }
         }
         if chain.live.is_empty() {
@@ -126,17 +141,23 @@ pub(crate) fn link(
             }
         }
         segment.limit = ends.get(&segment.seq).copied();
-        wanted = match &segment.first {
-            Some(first) => {
-                ends.insert(first.prev_segment, first.prev_end);
-                Some(first.prev_segment)
+        wanted = segment.first.as_ref().map(|first| {
+            let mut link = (first.prev_segment, first.prev_end);
+            while let Some(run) = freed.run_of(link.0) {
+                let last = segment
+                    .freed_before
+                    .map_or(run.last_group, |(_, last)| last);
+                segment.freed_before = Some((run.first_group, last));
+                link = run.link;
             }
-            None => None,
-        };
+            ends.insert(link.0, link.1);
+            link.0
+        });
         chain.live.push(segment);
     }
     if let Some(oldest) = chain.live.last_mut() {
         oldest.after_gap = true;
+        oldest.missing_before = wanted.is_some_and(|seq| seq != 0);
     }
     chain.live.reverse();
     Ok(chain)
@@ -187,7 +208,9 @@ fn open_segment(
         first,
         len,
         limit: None,
+        freed_before: None,
         after_gap: false,
+        missing_before: false,
     }))
 }
 

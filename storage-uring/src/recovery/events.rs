@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::format::extent::{ExtentHeader, ExtentKind};
 use crate::format::Place;
 use crate::index::LogIndex;
-use crate::machine::control::Change;
+use crate::machine::control::{number_after, Change, Restated};
 use crate::machine::LogSeed;
 use crate::name::{LogId, LogName};
 
@@ -29,6 +29,8 @@ pub(crate) enum ScanEvent {
     Run(Run),
     /// An event, with its number (0 when version 1 wrote it).
     Change(Change, u32),
+    /// The state, restated.
+    Restated(Box<Restated>),
     /// Records of this log may have been lost here; the next run tells.
     Suspect(Arc<str>),
     /// Records of this log were lost here.
@@ -62,14 +64,30 @@ impl Chapters {
         &mut chapters[last].events
     }
 
-    /// Notes an extent whose records (or body) are good. `bytes` starts at its header.
-    pub fn on_extent(&mut self, epoch: u64, header: &ExtentHeader, place: Place, bytes: &[u8]) {
+    /// Notes an extent whose checksums match. `bytes` starts at its header. False when it cannot be read all the
+    /// same: its log is damaged.
+    #[must_use]
+    pub fn on_extent(
+        &mut self,
+        epoch: u64,
+        header: &ExtentHeader,
+        place: Place,
+        bytes: &[u8],
+    ) -> bool {
         let events = self.events(header.log, epoch);
         if header.kind == ExtentKind::Records {
             on_records(events, header, place);
+        } else if let Some(restated) = Restated::decode(header, bytes) {
+            events.push(ScanEvent::Restated(Box::new(restated)));
         } else if let Some(change) = Change::decode(header, bytes) {
             events.push(ScanEvent::Change(change, header.changes));
+        } else {
+            // Its checksums match: whoever wrote it meant something this build does not understand.
+            let detail = format!("an event at {place:?} cannot be read");
+            events.push(ScanEvent::Damaged(detail.into()));
+            return false;
         }
+        true
     }
 
     /// Notes lost records of a known log.
@@ -127,6 +145,7 @@ impl Assembly {
     fn apply(&mut self, event: ScanEvent) {
         match event {
             ScanEvent::Run(run) => self.apply_run(run),
+            ScanEvent::Restated(restated) => self.apply_restated(*restated),
             ScanEvent::Change(change, number) => self.apply_change(&change, number),
             ScanEvent::Suspect(detail) => self.suspect = Some(detail),
             ScanEvent::Damaged(detail) => self.damage = Some(detail),
@@ -135,7 +154,7 @@ impl Assembly {
 
     fn apply_change(&mut self, change: &Change, number: u32) {
         if number != 0 {
-            self.lost_change |= number != self.seed.control.changes + 1;
+            self.lost_change |= number != number_after(self.seed.control.changes);
             self.seed.control.changes = number;
         }
         self.seed.control.apply(change);
@@ -143,11 +162,30 @@ impl Assembly {
             Change::Truncate(offset) => {
                 self.seed.tail = self.seed.tail.min(*offset);
                 self.seed.index.on_truncate(*offset);
+                cut_gaps(&mut self.gaps, *offset);
             }
             Change::Place(offset) => self.place(*offset),
             Change::Base(offset) => self.seed.base = self.seed.base.max(*offset),
             Change::Accept(_) | Change::Begin(_) => {}
         }
+    }
+
+    /// What is restated is the whole truth about everything but records: events before it may be gone.
+    fn apply_restated(&mut self, restated: Restated) {
+        let seed = &mut self.seed;
+        if restated.tail < seed.tail {
+            seed.index.on_truncate(restated.tail);
+            cut_gaps(&mut self.gaps, restated.tail);
+        } else if restated.tail > seed.tail {
+            self.gaps.push((seed.tail, restated.tail));
+        }
+        seed.tail = restated.tail;
+        seed.base = restated.base;
+        seed.generation = seed.generation.max(restated.generation);
+        seed.control = restated.control;
+        self.lost_change = false;
+        // Tail and number of events are known again; holes below the tail show by themselves.
+        self.suspect = None;
     }
 
     /// The log starts anew; what was missing before does not matter any more.
@@ -167,15 +205,23 @@ impl Assembly {
     }
 
     fn apply_run(&mut self, run: Run) {
-        let no_change_lost = run.changes == self.seed.control.changes;
+        // A change that was missed before may have been the cut that these records lie behind.
+        let no_change_lost = run.changes == self.seed.control.changes && !self.lost_change;
         self.lost_change |= !no_change_lost;
-        if run.first == self.seed.tail && no_change_lost {
-            // Nothing is missing, so the loss before was of other logs.
+        if no_change_lost {
+            // Nothing but records can be missing, and that shows as a gap: the loss before was of other logs.
             self.suspect = None;
-        } else if run.first != self.seed.tail {
-            self.gaps
-                .push((self.seed.tail.min(run.first), run.first.max(self.seed.tail)));
         }
+        if run.first > self.seed.tail || (run.first < self.seed.tail && no_change_lost) {
+            let (from, to) = (self.seed.tail.min(run.first), self.seed.tail.max(run.first));
+            self.gaps.push((from, to));
+        } else if run.first < self.seed.tail {
+            // The cut before it is not here; unless a restatement follows, the log is refused for that.
+            self.seed.index.on_truncate(run.first);
+            cut_gaps(&mut self.gaps, run.first);
+        }
+        // Events up to this number are behind; which they were a restatement tells.
+        self.seed.control.changes = run.changes;
         self.seed.tail = run.end;
         self.seed.generation = self.seed.generation.max(run.generation);
         self.seed.index.append(run.index);
@@ -205,6 +251,14 @@ impl Assembly {
             self.seed.tail = base;
         }
         self.seed
+    }
+}
+
+/// What was missing above a cut does not matter.
+fn cut_gaps(gaps: &mut Vec<(u64, u64)>, tail: u64) {
+    gaps.retain(|(from, _)| *from < tail);
+    for (_, to) in gaps {
+        *to = (*to).min(tail);
     }
 }
 
@@ -241,6 +295,7 @@ pub(crate) fn assemble(
         .into_iter()
         .map(|(log, mut pieces)| {
             pieces.sort_by_key(|(epoch, core, _)| (*epoch, *core));
+            let newest = pieces.last().map(|(epoch, core, _)| (*epoch, *core));
             for loss in losses {
                 if may_have_lost(&pieces, loss, core_counts) {
                     pieces.push((
@@ -255,7 +310,12 @@ pub(crate) fn assemble(
             for event in pieces.into_iter().flat_map(|(_, _, events)| events) {
                 assembly.apply(event);
             }
-            (log, (names.remove(&log), assembly.finish()))
+            let mut seed = assembly.finish();
+            if let Some((epoch, core)) = newest {
+                let count = core_counts.get(&epoch).copied();
+                seed.home = count.map(|count| (core, count));
+            }
+            (log, (names.remove(&log), seed))
         })
         .collect()
 }
@@ -277,4 +337,35 @@ fn may_have_lost(pieces: &Pieces, loss: &UnknownLoss, core_counts: &HashMap<u64,
         return false;
     };
     *core == loss.core || core_counts.get(epoch) != core_counts.get(&loss.epoch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Control;
+
+    #[test]
+    fn the_first_number_follows_the_last() {
+        let after_the_last = |number| {
+            let mut assembly = Assembly::default();
+            let control = Control {
+                changes: u32::MAX,
+                ..Control::default()
+            };
+            assembly.apply(ScanEvent::Restated(Box::new(Restated {
+                base: 0,
+                tail: 0,
+                generation: 0,
+                control,
+            })));
+            assembly.apply(ScanEvent::Change(Change::Accept(7), number));
+            assembly.finish()
+        };
+        let seed = after_the_last(1);
+        assert_eq!((seed.damage, seed.control.accepted), (None, 7));
+        assert_eq!(seed.control.changes, 1);
+        for number in [2, u32::MAX] {
+            assert!(after_the_last(number).damage.is_some(), "{number}");
+        }
+    }
 }

@@ -9,6 +9,7 @@ use super::settle::{self, SettleStep};
 use super::{put_together, Logs};
 use super::{ImageSource, RecoveryProgress, RecoveryReport, SegmentInput};
 use crate::error::{ReadError, StorageError};
+use crate::format::freed::FreedRuns;
 use crate::format::DataUuid;
 use crate::machine::ReadBatch;
 use crate::name::LogId;
@@ -57,12 +58,18 @@ pub fn recover_images(uuid: &DataUuid, images: &mut Images) -> Result<ImageRecov
             file: format!("{core}/{seq}").into(),
             source: Box::new(ImageSource(image.clone())),
         });
-        scans.push(scan_core(uuid, core, inputs.collect(), options)?);
+        scans.push(scan_core(
+            uuid,
+            core,
+            inputs.collect(),
+            FreedRuns::default(),
+            options,
+        )?);
     }
     for scan in &scans {
         settle_images(images, scan);
     }
-    let (report, logs) = put_together(0, scans);
+    let (report, logs, _) = put_together(0, scans);
     Ok(ImageRecovery { report, logs })
 }
 

@@ -33,9 +33,11 @@ pub use source::{FileSource, ImageSource, SegmentSource};
 
 use crate::datadir::{DataDir, Layout, Meta};
 use crate::error::{LogError, StorageError};
-use crate::format::DataUuid;
+use crate::format::freed::FreedRuns;
+use crate::format::{DataUuid, HeaderFault, FORMAT_VERSION};
 use crate::machine::LogSeed;
 use crate::name::{LogId, LogName};
+use crate::usage::SegmentTable;
 use scan::{CoreScan, ScanOptions};
 
 /// What recovery did and found; for the start-up log and the status output.
@@ -78,6 +80,8 @@ const SCANS_MAX: usize = 5;
 struct RecoveredLog {
     name: Option<LogName>,
     seed: LogSeed,
+    /// Accepted generation as found; stays when the seed is taken.
+    accepted: u64,
     taken_by: Option<u16>,
 }
 
@@ -88,6 +92,17 @@ pub struct RecoveredSet {
     report: RecoveryReport,
     ends: HashMap<u16, CoreEnd>,
     logs: Mutex<HashMap<LogId, RecoveredLog>>,
+    segments: Mutex<HashMap<u16, CoreSegments>>,
+}
+
+/// What recovery knows about the segments of one core directory.
+#[derive(Default)]
+pub(crate) struct CoreSegments {
+    table: SegmentTable,
+    #[cfg_attr(not(feature = "runtime"), allow(dead_code))]
+    freed: FreedRuns,
+    /// Segment of the newest restatement of each log.
+    restated: HashMap<LogId, u64>,
 }
 
 /// Locks `dir`, raises its boot epoch and recovers all logs in it, on up to `threads` threads.
@@ -114,7 +129,7 @@ pub fn recover_with(
         ends.insert(scan.core, core_end(layout, scan)?);
         settle::carry_out(layout, scan, data_dir.meta.boot_epoch)?;
     }
-    let (mut report, logs) = put_together(data_dir.meta.boot_epoch, scans);
+    let (mut report, logs, segments) = put_together(data_dir.meta.boot_epoch, scans);
     report.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     log_report(&report);
     let logs = logs
@@ -124,6 +139,7 @@ pub fn recover_with(
                 id,
                 RecoveredLog {
                     name,
+                    accepted: seed.control.accepted,
                     seed,
                     taken_by: None,
                 },
@@ -135,6 +151,7 @@ pub fn recover_with(
         report,
         ends,
         logs: Mutex::new(logs),
+        segments: Mutex::new(segments),
     }))
 }
 
@@ -173,7 +190,7 @@ pub(crate) fn scan_read_only(
             other => break other?,
         }
     };
-    let (mut report, logs) = put_together(meta.boot_epoch, scans);
+    let (mut report, logs, _) = put_together(meta.boot_epoch, scans);
     report.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     Ok(ReadOnlyLogs { report, logs })
 }
@@ -200,7 +217,7 @@ fn scan_all(
             scope.spawn(|| loop {
                 let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
                 let Some((core, inputs)) = next else { break };
-                let scan = scan::scan_core(uuid, core, inputs, options);
+                let scan = scan_one(layout, uuid, core, inputs, options);
                 options.progress.on_core();
                 results
                     .lock()
@@ -213,6 +230,66 @@ fn scan_all(
     let mut scans = results.into_iter().collect::<Result<Vec<_>, _>>()?;
     scans.sort_by_key(|scan| scan.core);
     Ok(scans)
+}
+
+fn scan_one(
+    layout: &Layout,
+    uuid: &DataUuid,
+    core: u16,
+    mut segments: Vec<SegmentInput>,
+    options: ScanOptions<'_>,
+) -> Result<CoreScan, StorageError> {
+    let mut scans = 0;
+    loop {
+        // After the list of segments: a running broker stores the record before it takes a segment away.
+        let (freed, damage) = read_freed(layout, uuid, core)?;
+        let mut scan = scan::scan_core(uuid, core, segments, freed, options)?;
+        scan.damages.extend(damage);
+        scans += 1;
+        let is_clean = scan.damages.is_empty() && scan.cuts.is_empty();
+        if is_clean || !options.in_use || scans == SCANS_MAX {
+            return Ok(scan);
+        }
+        if read_freed(layout, uuid, core)?.0 == scan.freed {
+            return Ok(scan);
+        }
+        segments = inputs(layout, core)?;
+    }
+}
+
+/// The record of freed segments. A damaged one counts as none: then stretches that were freed look like lost
+/// ones, and logs that cannot be proven whole are refused.
+fn read_freed(
+    layout: &Layout,
+    uuid: &DataUuid,
+    core: u16,
+) -> Result<(FreedRuns, Option<Damage>), StorageError> {
+    let file = layout.freed(core);
+    let bytes = match std::fs::read(&file) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Ok((FreedRuns::default(), None));
+        }
+        Err(error) => return Err(StorageError::io("reading", file, error)),
+    };
+    match FreedRuns::decode(uuid, core, &bytes) {
+        Ok(freed) => Ok((freed, None)),
+        Err(HeaderFault::Version(found)) => Err(StorageError::UnknownVersion {
+            file,
+            found,
+            known: FORMAT_VERSION,
+        }),
+        Err(fault) => {
+            let damage = Damage {
+                core,
+                file,
+                position: 0,
+                logs: Vec::new(),
+                reason: format!("the record of freed segments is not readable ({fault:?})"),
+            };
+            Ok((FreedRuns::default(), Some(damage)))
+        }
+    }
 }
 
 fn inputs(layout: &Layout, core: u16) -> Result<Vec<SegmentInput>, StorageError> {
@@ -238,13 +315,16 @@ fn core_end(layout: &Layout, scan: &CoreScan) -> Result<CoreEnd, StorageError> {
     Ok(CoreEnd {
         log_end: scan.end,
         next_group: scan.next_group,
-        next_segment: newest.max(scan.end.0) + 1,
+        next_segment: newest.max(scan.end.0).max(scan.freed.newest()) + 1,
     })
 }
 
-type Logs = HashMap<LogId, (Option<LogName>, LogSeed)>;
+pub(crate) type Logs = HashMap<LogId, (Option<LogName>, LogSeed)>;
 
-fn put_together(boot_epoch: u64, scans: Vec<CoreScan>) -> (RecoveryReport, Logs) {
+fn put_together(
+    boot_epoch: u64,
+    scans: Vec<CoreScan>,
+) -> (RecoveryReport, Logs, HashMap<u16, CoreSegments>) {
     let mut report = RecoveryReport {
         boot_epoch,
         ..RecoveryReport::default()
@@ -252,8 +332,15 @@ fn put_together(boot_epoch: u64, scans: Vec<CoreScan>) -> (RecoveryReport, Logs)
     let mut cores = Vec::new();
     let mut losses = Vec::new();
     let mut core_counts = HashMap::new();
+    let mut segments = HashMap::new();
     for scan in scans {
         report.cores.push(settle::verdict(&scan));
+        let of_core = CoreSegments {
+            table: SegmentTable::new(scan.uses.into_segments()),
+            freed: scan.freed,
+            restated: scan.restated,
+        };
+        segments.insert(scan.core, of_core);
         report.counts.segments += scan.counts.segments;
         report.counts.groups += scan.counts.groups;
         report.counts.records += scan.counts.records;
@@ -269,7 +356,10 @@ fn put_together(boot_epoch: u64, scans: Vec<CoreScan>) -> (RecoveryReport, Logs)
         core_counts.extend(scan.core_counts);
         cores.push((scan.core, scan.chapters));
     }
-    let logs = events::assemble(cores, &losses, &core_counts);
+    let mut logs = events::assemble(cores, &losses, &core_counts);
+    for of_core in segments.values() {
+        count_held(&of_core.table, &mut logs);
+    }
     report.logs = logs.len() as u64;
     for (id, (name, seed)) in &logs {
         if let Some(detail) = &seed.damage {
@@ -280,7 +370,18 @@ fn put_together(boot_epoch: u64, scans: Vec<CoreScan>) -> (RecoveryReport, Logs)
         }
     }
     report.refused.sort();
-    (report, logs)
+    (report, logs, segments)
+}
+
+/// Counts what each log holds in the segments of one core directory.
+pub(crate) fn count_held(table: &SegmentTable, logs: &mut Logs) {
+    for entry in table.iter().flat_map(|(_, segment)| &segment.logs) {
+        if let Some((_, seed)) = logs.get_mut(&entry.log) {
+            if entry.end > seed.base {
+                seed.held_bytes += entry.bytes;
+            }
+        }
+    }
 }
 
 fn log_report(report: &RecoveryReport) {
@@ -332,9 +433,21 @@ impl RecoveredSet {
     /// out.
     pub fn accepted(&self) -> Vec<(LogName, u64)> {
         let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_log = |log: &RecoveredLog| Some((log.name.clone()?, log.seed.control.accepted));
+        let of_log = |log: &RecoveredLog| Some((log.name.clone()?, log.accepted));
         let found = logs.values().filter_map(of_log);
         found.filter(|(_, accepted)| *accepted > 0).collect()
+    }
+
+    /// Logs that last wrote on this core while there were this many of them. Where a log lives depends on
+    /// nothing else, so they still live there.
+    pub fn logs_at_home(&self, core: u16, core_count: u16) -> Vec<LogName> {
+        let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        let at_home = logs
+            .values()
+            .filter(|log| log.taken_by.is_none() && log.seed.home == Some((core, core_count)));
+        let mut names: Vec<LogName> = at_home.filter_map(|log| log.name.clone()).collect();
+        names.sort();
+        names
     }
 
     /// Hands a log to `core`; an empty one when it was never written.
@@ -343,6 +456,7 @@ impl RecoveredSet {
         let log = logs.entry(name.id()).or_insert_with(|| RecoveredLog {
             name: Some(name.clone()),
             seed: LogSeed::default(),
+            accepted: 0,
             taken_by: None,
         });
         match &log.name {
@@ -358,6 +472,23 @@ impl RecoveredSet {
             return Err(LogError::OpenElsewhere(name.to_string()));
         }
         log.taken_by = Some(core);
-        Ok(std::mem::take(&mut log.seed))
+        let mut seed = std::mem::take(&mut log.seed);
+        let segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+        let restated = segments
+            .get(&core)
+            .and_then(|of_core| of_core.restated.get(&name.id()));
+        seed.restated_in = restated.copied().unwrap_or(0);
+        Ok(seed)
+    }
+
+    /// Hands the segments of a core directory to that core.
+    #[cfg(feature = "runtime")]
+    pub(crate) fn take_segments(&self, core: u16) -> (SegmentTable, FreedRuns) {
+        let mut segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_core = segments.entry(core).or_default();
+        (
+            std::mem::take(&mut of_core.table),
+            std::mem::take(&mut of_core.freed),
+        )
     }
 }

@@ -5,13 +5,13 @@
 use std::sync::Arc;
 
 use super::events::UnknownLoss;
-use super::scan::{note_log, note_name, Cut, Damage, Scanner};
+use super::scan::{note_log, note_name, note_use, Cut, Damage, Scanner};
 use crate::error::StorageError;
 use crate::format::extent::{ExtentHeader, ExtentKind};
 use crate::format::group::{GroupHeader, GROUP_HEADER_BYTES};
 use crate::format::segment::SEGMENT_HEADER_BYTES;
 use crate::format::{record, Place, ALIGN};
-use crate::machine::control::Change;
+use crate::machine::control::{Change, Restated};
 
 impl Scanner<'_> {
     pub(super) fn cut(
@@ -171,6 +171,9 @@ impl Scanner<'_> {
             .get(position, header.used_len as usize)
             .to_vec();
         let core = self.out.core;
+        self.out
+            .uses
+            .on_group(seq, header.group, header.link(), header.time_us);
         let detail: Arc<str> =
             format!("{reason} ({} at {position})", segment.file.display()).into();
         let mut logs = Vec::new();
@@ -178,16 +181,18 @@ impl Scanner<'_> {
         for (extent_at, extent, good) in readable_extents(&group, header.extents) {
             seen += 1;
             note_name(&mut self.out.chapters, &extent, &group[extent_at..]);
-            if good {
+            let is_taken = good && {
+                note_use(&mut self.out.uses, &mut self.out.restated, &extent, seq);
                 let place = Place {
                     segment: seq,
                     position: (position + extent_at as u64) as u32,
                     core,
                 };
-                self.out
-                    .chapters
-                    .on_extent(header.boot_epoch, &extent, place, &group[extent_at..]);
-            } else {
+                let bytes = &group[extent_at..];
+                let chapters = &mut self.out.chapters;
+                chapters.on_extent(header.boot_epoch, &extent, place, bytes)
+            };
+            if !is_taken {
                 self.out
                     .chapters
                     .on_damaged(extent.log, header.boot_epoch, &detail);
@@ -238,6 +243,8 @@ impl Scanner<'_> {
         logs: Vec<String>,
         reason: &'static str,
     ) {
+        // A human may want to look at it.
+        self.out.uses.mark_damaged(self.segments[at].seq);
         self.out.damages.push(Damage {
             core: self.out.core,
             file: self.segments[at].file.clone(),
@@ -268,7 +275,15 @@ fn records_are_good(bytes: &[u8], extent: &ExtentHeader) -> bool {
         return false;
     };
     if extent.kind != ExtentKind::Records {
-        return Change::decode(extent, body).is_some();
+        return match extent.kind {
+            ExtentKind::State => Restated::decode(extent, body).is_some(),
+            ExtentKind::Records
+            | ExtentKind::Truncate
+            | ExtentKind::Place
+            | ExtentKind::Base
+            | ExtentKind::Accept
+            | ExtentKind::Begin => Change::decode(extent, body).is_some(),
+        };
     }
     let mut at = extent.records_at();
     for offset in extent.first_offset..extent.end_offset() {

@@ -11,6 +11,7 @@
 //! Pure apart from reading: cuts are reported, not carried out, and depend only on the bytes, so every start
 //! comes to the same verdict.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 use serde::Serialize;
@@ -20,11 +21,13 @@ use super::events::{Chapters, UnknownLoss};
 use super::progress::RecoveryProgress;
 use super::verdict::Verdict;
 use crate::error::StorageError;
-use crate::format::extent::ExtentHeader;
+use crate::format::extent::{ExtentHeader, ExtentKind};
+use crate::format::freed::FreedRuns;
 use crate::format::group::{GroupHeader, GROUP_FLAG_CLOSE, GROUP_HEADER_BYTES};
 use crate::format::segment::SEGMENT_HEADER_BYTES;
 use crate::format::{DataUuid, Place};
 use crate::name::{LogId, LogName};
+use crate::usage::{SegmentTable, UseSlot};
 
 /// Groups that can lie behind an unfinished one: the largest number of commits in flight, less one.
 pub const SURVIVORS_MAX: usize = 3;
@@ -97,12 +100,19 @@ pub(crate) struct CoreScan {
     pub dead: Vec<u64>,
     /// No part of the log either: a link of a later segment leaves them out.
     pub skipped: Vec<u64>,
+    /// Recorded as freed; the power went before the file did.
+    pub given_back: Vec<u64>,
     pub unused: Vec<u64>,
     pub strays: Vec<(u64, &'static str)>,
     /// Segment and position behind which the newest live segment holds nothing but zeros.
     pub trim: Option<(u64, u64)>,
     /// Number of cores in each epoch that created a segment here.
     pub core_counts: Vec<(u64, u16)>,
+    /// What the segments are good for.
+    pub uses: SegmentTable,
+    /// Segment of the newest restatement of each log.
+    pub restated: HashMap<LogId, u64>,
+    pub freed: FreedRuns,
 }
 
 /// How a scan is done.
@@ -129,14 +139,16 @@ pub(crate) fn scan_core(
     uuid: &DataUuid,
     core: u16,
     inputs: Vec<SegmentInput>,
+    freed: FreedRuns,
     options: ScanOptions<'_>,
 ) -> Result<CoreScan, StorageError> {
     let Chain {
         live,
         skipped,
+        given_back,
         unused,
         strays,
-    } = chain::link(uuid, core, inputs)?;
+    } = chain::link(uuid, core, inputs, &freed)?;
     let out = CoreScan {
         core,
         chapters: Chapters::default(),
@@ -155,10 +167,14 @@ pub(crate) fn scan_core(
         live: live.iter().map(|segment| segment.seq).collect(),
         dead: Vec::new(),
         skipped,
+        given_back,
         unused,
         strays,
         trim: None,
         core_counts: live.iter().filter_map(|segment| segment.born).collect(),
+        uses: SegmentTable::default(),
+        restated: HashMap::new(),
+        freed,
     };
     let mut scanner = Scanner {
         options,
@@ -194,12 +210,7 @@ pub(crate) fn scan_core(
 impl Scanner<'_> {
     /// Walks one segment; false when the log ends in it for good.
     fn scan_segment(&mut self, at: usize) -> Result<bool, StorageError> {
-        if self.segments[at].after_gap {
-            self.expected = None;
-            if at > 0 {
-                self.report_missing_segments(at);
-            }
-        }
+        self.enter(at);
         let mut position = SEGMENT_HEADER_BYTES;
         let mut looked_again_at = 0;
         loop {
@@ -260,6 +271,22 @@ impl Scanner<'_> {
         }
     }
 
+    /// Sets the group number a segment has to begin with.
+    fn enter(&mut self, at: usize) {
+        let segment = &self.segments[at];
+        let (missing, freed) = (segment.missing_before, segment.freed_before);
+        if segment.after_gap {
+            self.expected = freed
+                .map(|(_, last)| last.saturating_add(1))
+                .filter(|_| !missing);
+        } else if let Some((_, last)) = freed.filter(|(first, _)| self.expected == Some(*first)) {
+            self.expected = Some(last.saturating_add(1));
+        }
+        if missing {
+            self.report_missing_segments(at);
+        }
+    }
+
     /// The header at this position, if it is the group that belongs here.
     fn header_at(&mut self, at: usize, position: u64) -> Result<Option<GroupHeader>, StorageError> {
         let core = self.out.core;
@@ -278,9 +305,13 @@ impl Scanner<'_> {
         let core = self.out.core;
         let segment = &mut self.segments[at];
         let seq = segment.seq;
+        self.out
+            .uses
+            .on_group(seq, header.group, header.link(), header.time_us);
         let group = segment.window.get(position, header.used_len as usize);
         let mut extent_at = GROUP_HEADER_BYTES;
         let mut unreadable = false;
+        let mut unread_events = Vec::new();
         for _ in 0..header.extents {
             let Ok(extent) = ExtentHeader::decode(&group[extent_at.min(group.len())..]) else {
                 unreadable = true;
@@ -292,15 +323,23 @@ impl Scanner<'_> {
                 core,
             };
             note_name(&mut self.out.chapters, &extent, &group[extent_at..]);
-            self.out
-                .chapters
-                .on_extent(header.boot_epoch, &extent, place, &group[extent_at..]);
+            note_use(&mut self.out.uses, &mut self.out.restated, &extent, seq);
+            let bytes = &group[extent_at..];
+            let chapters = &mut self.out.chapters;
+            if !chapters.on_extent(header.boot_epoch, &extent, place, bytes) {
+                note_log(chapters, extent.log, None, &mut unread_events);
+            }
             extent_at += extent.total_len();
         }
         self.note_group(seq, position, header);
         if unreadable {
             let reason = "a group with a matching checksum holds an extent that cannot be read";
             self.report_damage(at, position, Vec::new(), reason, header.boot_epoch);
+        }
+        if !unread_events.is_empty() {
+            // Whoever wrote it meant something this build does not understand.
+            let reason = "a group with a matching checksum holds an event that cannot be read";
+            self.report_known_damage(at, position, unread_events, reason);
         }
     }
 
@@ -323,6 +362,37 @@ impl Scanner<'_> {
         self.out.counts.groups += 1;
         self.out.counts.records += u64::from(header.records);
         self.out.counts.bytes += header.total_len;
+    }
+}
+
+/// Notes what an extent makes of its segment.
+pub(super) fn note_use(
+    uses: &mut SegmentTable,
+    restated: &mut HashMap<LogId, u64>,
+    extent: &ExtentHeader,
+    seq: u64,
+) {
+    let mut slot = UseSlot::default();
+    match extent.kind {
+        ExtentKind::Records => {
+            let bytes = u64::from(extent.records_len);
+            uses.on_records(extent.log, &mut slot, extent.end_offset(), bytes);
+        }
+        ExtentKind::State => {
+            uses.on_event(extent.log, &mut slot);
+            restated.insert(extent.log, seq);
+        }
+        ExtentKind::Truncate => {
+            uses.on_event(extent.log, &mut slot);
+            uses.on_truncate(extent.log, extent.first_offset);
+        }
+        ExtentKind::Place => {
+            uses.on_event(extent.log, &mut slot);
+            uses.on_place(extent.log);
+        }
+        ExtentKind::Base | ExtentKind::Accept | ExtentKind::Begin => {
+            uses.on_event(extent.log, &mut slot)
+        }
     }
 }
 

@@ -81,6 +81,10 @@ pub(crate) fn steps(scan: &CoreScan) -> Vec<SettleStep> {
     for (segment, _) in &scan.strays {
         steps.push(SettleStep::SetAside { segment: *segment });
     }
+    // Nothing of these was looked at: they go whatever the rest of the directory holds.
+    for segment in &scan.given_back {
+        steps.push(SettleStep::Remove { segment: *segment });
+    }
     // Beside damage nothing is cut: groups behind it are what tells it from an unfinished tail on every later
     // start. The link of the next group leaves out what would have been cut.
     let cuts_are_due = !scan.keeps_tail;

@@ -3,8 +3,10 @@
 use std::time::{Duration, Instant};
 
 use crate::common::{config, disk_dir, name, on_core, outcomes, read_all};
+use storage_uring::offline::Reader;
 use storage_uring::{
-    AppendError, CommitError, FaultEffect, FaultOp, FaultPlan, FaultRule, ReadError, SyncMethod,
+    AppendError, CommitError, ControlEvent, FaultEffect, FaultOp, FaultPlan, FaultRule, LogRef,
+    ReadError, Storage, StorageConfig, SyncMethod,
 };
 
 fn plan(op: FaultOp, nth: u64, count: u64, effect: FaultEffect) -> Option<FaultPlan> {
@@ -83,7 +85,7 @@ fn short_writes_are_completed_and_the_log_verifies() {
             assert_eq!(storage.stats().machine.short_writes, 1);
             storage.close().await.expect("closes");
         });
-        let mut reader = storage_uring::offline::Reader::open(dir.path(), 1).expect("opens");
+        let mut reader = Reader::open(dir.path(), 1).expect("opens");
         let verified = reader.verify();
         assert!(verified.is_clean(), "{verified:?}");
         assert_eq!((verified.records, verified.payload_bytes), (1, 11_000));
@@ -112,7 +114,7 @@ fn a_write_without_space_fails_its_batch_and_heals() {
         assert_eq!(read_all(&storage, log).await.len(), 3);
         storage.close().await.expect("closes");
     });
-    let reader = storage_uring::offline::Reader::open(dir.path(), 1).expect("opens");
+    let reader = Reader::open(dir.path(), 1).expect("opens");
     assert_eq!(reader.log(&name(0)).expect("is there").tail, 3);
 }
 
@@ -205,4 +207,160 @@ fn without_space_a_start_works_and_appends_are_refused_within_a_second() {
         );
         storage.close().await.expect("closes");
     });
+}
+
+/// Appends a record of 100,000 bytes that tells its offset and waits for its outcome.
+async fn append_large(storage: &Storage, log: LogRef) -> Result<(), CommitError> {
+    let offset = storage.tail(log);
+    let mut record = vec![3u8; 100_000];
+    record[..8].copy_from_slice(&offset.to_le_bytes());
+    match storage.append(log, 1, 1, [record.as_slice()].into_iter(), offset) {
+        Ok(_) => {
+            storage.kick();
+            outcomes(storage, 1).await[0].result
+        }
+        Err(AppendError::DiskFull) => Err(CommitError::DiskFull),
+        Err(AppendError::Failed) => Err(CommitError::StorageFailed),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_file_whose_sync_failed_is_thrown_away_and_another_made() {
+    let dir = disk_dir();
+    let mut settings = config(dir.path());
+    settings.prewritten_segments = 1;
+    settings.faults = plan(FaultOp::SyncSpare, 3, 2, FaultEffect::Error(5));
+    on_core(settings, |storage| async move {
+        let log = storage.open_log(&name(0)).expect("opens");
+        let asked = Instant::now();
+        while storage.tail(log) < 60 {
+            match append_large(&storage, log).await {
+                Ok(()) => {}
+                // For as long as the file is missing.
+                Err(CommitError::DiskFull) => {
+                    assert!(
+                        asked.elapsed() < Duration::from_secs(60),
+                        "it does not heal"
+                    );
+                    shard_executor::rt::sleep(Duration::from_millis(20)).await;
+                }
+                Err(CommitError::StorageFailed) => panic!("only a file was lost"),
+            }
+        }
+        assert_eq!(storage.stats().segment_sync_failures, 2);
+        assert_eq!(read_all(&storage, log).await.len(), 60);
+        storage.close().await.expect("closes");
+    });
+    let mut reader = Reader::open(dir.path(), 1).expect("opens");
+    let verified = reader.verify();
+    assert!(
+        verified.is_clean() && verified.records == 60,
+        "{verified:?}"
+    );
+}
+
+/// Runs until the core log has failed because its directory could not be synced; how many records were
+/// acknowledged before.
+fn until_failed(settings: StorageConfig, keep_all: bool) -> u64 {
+    on_core(settings, move |storage| async move {
+        let log = storage.open_log(&name(0)).expect("opens");
+        let mut acknowledged = 0;
+        while append_large(&storage, log).await.is_ok() {
+            acknowledged = storage.tail(log);
+            assert!(acknowledged < 2000, "the directory is never synced");
+            if !keep_all && acknowledged % 10 == 0 {
+                let base = ControlEvent::Base(acknowledged - 1);
+                storage.control(log, base, 1, 0).expect("is taken");
+                storage.kick();
+                if outcomes(&storage, 1).await[0].result.is_err() {
+                    break;
+                }
+                // Room for the sweep.
+                shard_executor::rt::sleep(Duration::from_millis(30)).await;
+            }
+        }
+        let reason = storage.failure().expect("it is final");
+        assert!(reason.contains("cannot be synced"), "{reason}");
+        let refused = storage.append(log, 1, 1, [&b"late"[..]].into_iter(), 0);
+        assert_eq!(refused, Err(AppendError::Failed));
+        assert!(storage.close().await.is_err());
+        acknowledged
+    })
+}
+
+#[test]
+fn a_directory_that_cannot_be_synced_ends_the_log_until_a_restart() {
+    // When a segment is named, and when one is given back: the first sync is of the first segment.
+    for (nth, keep_all) in [(3, true), (6, false)] {
+        let dir = disk_dir();
+        let mut settings = config(dir.path());
+        settings.prewritten_segments = 1;
+        let again = settings.clone();
+        settings.faults = plan(FaultOp::SyncDirectory, nth, 1, FaultEffect::Error(5));
+        let acknowledged = until_failed(settings, keep_all);
+        assert!(acknowledged > 5, "{acknowledged}");
+        on_core(again, move |storage| async move {
+            assert!(storage.recovery_report().damages.is_empty());
+            let log = storage.open_log(&name(0)).expect("opens");
+            assert!(storage.tail(log) >= acknowledged);
+            let base = storage.base(log);
+            assert!(keep_all == (base == 0), "{base}");
+            for (record, offset) in read_all(&storage, log).await.iter().zip(base..) {
+                assert_eq!(record[..8], offset.to_le_bytes());
+            }
+            assert_eq!(append_large(&storage, log).await, Ok(()));
+            storage.close().await.expect("closes");
+        });
+    }
+}
+
+/// Commits that start while their caller is still appending: an outcome comes only when its records, and all
+/// before them, can be read from the disk by somebody else.
+#[test]
+fn no_early_commit_is_acknowledged_before_it_is_stored() {
+    for (sync, nth) in [
+        (SyncMethod::ODsync, 1),
+        (SyncMethod::Fdatasync, 2),
+        (SyncMethod::ODsync, 3),
+    ] {
+        let dir = disk_dir();
+        let path = dir.path().to_owned();
+        let mut settings = config(dir.path());
+        settings.sync = sync;
+        settings.early_commit_bytes = 16 << 10;
+        settings.commits_in_flight = 4;
+        // The one behind it is done long before it.
+        settings.faults = plan(FaultOp::Write, nth, 1, FaultEffect::DelayMs(80));
+        on_core(settings, move |storage| async move {
+            let log = storage.open_log(&name(0)).expect("opens");
+            for token in 0..60 {
+                let record = vec![token as u8; 6000];
+                storage
+                    .append(log, 1, 1, [record.as_slice()].into_iter(), token)
+                    .expect("appends");
+            }
+            storage.kick();
+            let signal = storage.signal();
+            let (mut done, mut seen) = (Vec::new(), 0);
+            while seen < 60 {
+                storage.poll_completions(&mut done);
+                let on_disk = Reader::open(&path, 1).expect("opens");
+                let on_disk = on_disk.log(&name(0)).map_or(0, |log| log.tail);
+                for done in done.drain(..) {
+                    assert_eq!((done.token, done.result), (seen, Ok(())), "in order");
+                    assert!(done.range.end <= on_disk, "{:?} of {on_disk}", done.range);
+                    seen += 1;
+                }
+                if seen < 60 {
+                    signal.wait_take().await;
+                }
+            }
+            assert!(
+                storage.stats().machine.commits > 3,
+                "it took several commits"
+            );
+            storage.close().await.expect("closes");
+        });
+    }
 }

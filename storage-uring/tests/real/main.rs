@@ -7,4 +7,5 @@ mod killed;
 mod loop_fs;
 mod offline;
 mod reading_ahead;
+mod reclaim;
 mod small_disks;

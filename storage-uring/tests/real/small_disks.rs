@@ -163,7 +163,6 @@ fn small_settings(dir: &Path) -> StorageConfig {
 }
 
 #[test]
-#[ignore = "segments are not given back yet"]
 fn a_small_disk_is_filled_and_drained_three_times() {
     let Some(disk) = LoopFs::make(Kind::Ext4, 64 << 20, 512) else {
         return;

@@ -182,6 +182,11 @@ impl Shipping {
             .is_some_and(ShardLeader::is_open)
     }
 
+    /// The highest mark readers of a shard have been shown.
+    pub fn shown_mark(&self, shard: &ShardId) -> Option<u64> {
+        self.get(*self.by_shard.get(shard)?)?.shown
+    }
+
     /// Writes and reads that wait for a majority.
     pub fn waiting(&self) -> usize {
         self.waiting_writes
@@ -267,7 +272,9 @@ impl Core {
                     return;
                 };
                 led.shown = led.shown.max(Some(mark));
+                let shown = led.shown.unwrap_or(mark);
                 if let (true, Some((_, log))) = (led.is_quorum, led.logs.first().copied()) {
+                    self.storage.set_retention_bound(log, shown);
                     self.wake_readers(log);
                 }
                 self.release_waits(at, mark);
