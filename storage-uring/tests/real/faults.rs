@@ -291,8 +291,9 @@ fn until_failed(settings: StorageConfig, keep_all: bool) -> u64 {
 
 #[test]
 fn a_directory_that_cannot_be_synced_ends_the_log_until_a_restart() {
-    // When a segment is named, and when one is given back: the first sync is of the first segment.
-    for (nth, keep_all) in [(3, true), (6, false)] {
+    // Two segments are named ahead of the one that is written to: the fourth sync comes when the second is
+    // begun. Later ones are of segments that are named or given back.
+    for (nth, keep_all) in [(4, true), (7, false)] {
         let dir = disk_dir();
         let mut settings = config(dir.path());
         settings.prewritten_segments = 1;
