@@ -132,30 +132,48 @@ fn an_append_allocates_nothing() {
             let logs: Vec<LogRef> = (0..shards).map(|shard| log(&storage, shard)).collect();
             // Buffers, lists and queues reach the size they keep.
             append(&storage, &logs, 60_000, 2_000).await;
-            let entries = storage.stats().index_entries;
-            let before = ALLOCATIONS.get();
-            let slabs = huge_slabs_made();
-            append(&storage, &logs, 200 * 20, 200).await;
-            let between = ALLOCATIONS.get();
-            append(&storage, &logs, 2_000 * 20, 2_000).await;
-            let after = ALLOCATIONS.get();
-            assert!(
-                huge_slabs_made() <= slabs + 1,
-                "{} slabs",
-                huge_slabs_made()
-            );
-            let grown = storage.stats().index_entries - entries;
-            (between - before, after - between, grown)
+            let mut fewest = (0, u64::MAX, 0);
+            for _ in 0..ATTEMPTS {
+                let counted = count_two_runs(&storage, &logs).await;
+                if counted.1.saturating_sub(counted.0) < fewest.1.saturating_sub(fewest.0) {
+                    fewest = counted;
+                }
+                if fewest.1 < fewest.0 + FEW {
+                    break;
+                }
+            }
+            fewest
         });
-        // A sleep and a wake of the executor cost some allocations, and how many there are is up to the machine;
-        // a log's index grows by an entry every 32 KiB, in place but for the doublings. One allocation in ten
-        // appends would be more than all that.
         println!("{shards} shards: {small} allocations for 4,000 appends, {large} for 40,000, {index} index entries");
         assert!(
-            large < small + 3_600,
+            large < small + FEW,
             "{shards} shards: {small} allocations for 4,000 appends, {large} for 40,000"
         );
     }
+}
+
+/// A sleep and a wake of the executor cost some allocations. There are about as many in both runs when the
+/// device keeps up; when it does not, there are more, so the run with the fewest counts.
+const ATTEMPTS: usize = 10;
+/// A log's index grows by an entry every 32 KiB, in place but for the doublings.
+const FEW: u64 = 400;
+
+/// Allocations of 4,000 appends, of 40,000, and entries of the index that came with both.
+async fn count_two_runs(storage: &Storage, logs: &[LogRef]) -> (u64, u64, u64) {
+    let entries = storage.stats().index_entries;
+    let before = ALLOCATIONS.get();
+    let slabs = huge_slabs_made();
+    append(storage, logs, 200 * 20, 200).await;
+    let between = ALLOCATIONS.get();
+    append(storage, logs, 2_000 * 20, 2_000).await;
+    let after = ALLOCATIONS.get();
+    assert!(
+        huge_slabs_made() <= slabs + 1,
+        "{} slabs",
+        huge_slabs_made()
+    );
+    let grown = storage.stats().index_entries - entries;
+    (between - before, after - between, grown)
 }
 
 #[test]
