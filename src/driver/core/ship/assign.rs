@@ -174,12 +174,15 @@ impl Core {
         self.shipping.free.push(at.0);
     }
 
-    /// Appends that were on their way when their shard was lost may not be acknowledged.
+    /// Writes that were on their way when their shard was lost may not be acknowledged. Neither may those
+    /// that are durable by now and whose completions have not been looked at.
     fn note_lost_logs(&mut self, routes: &RouteTable) {
-        for (shard, open) in &self.logs {
-            let leads = routes.shard(shard).is_some_and(|route| route.is_local);
-            if !leads && self.storage.durable_tail(open.log) < self.storage.tail(open.log) {
-                self.shipping.lost.insert(open.log);
+        let main = self.logs.iter().map(|(shard, open)| (shard, open.log));
+        let companions = self.caches.iter();
+        let companions = companions.map(|((shard, _), state)| (shard, state.log));
+        for (shard, log) in main.chain(companions) {
+            if !routes.shard(shard).is_some_and(|route| route.is_local) {
+                self.shipping.lost.insert(log);
             }
         }
     }
