@@ -96,6 +96,8 @@ fn simulated_clusters_keep_their_invariants() {
         "late_duplicate",
         "contradiction",
         "false_conflict",
+        "false_refusal",
+        "false_redirect",
         "old_file",
         "move_begun",
         "move_switched",

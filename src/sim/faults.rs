@@ -3,7 +3,7 @@
 use super::catalog::Acknowledge;
 use super::core::CoreInput;
 use super::disk::{LogKey, SimLog};
-use super::env::{CoreAt, Env, Event, Fault, Plan};
+use super::env::{Env, Event, Fault, Plan};
 use super::random::Choices;
 use super::world::World;
 
@@ -170,7 +170,7 @@ impl World {
         let assignment = self.env.catalog.current(shard).clone();
         let node = *self.env.random.faults.pick(&assignment.replicas);
         let core = shard % self.env.plan.cores;
-        let Some(incarnation) = self.env.incarnation[node] else {
+        let Some(at) = self.core_at(node, core) else {
             return;
         };
         let key = LogKey {
@@ -185,11 +185,6 @@ impl World {
             Acknowledge::Quorum => self.env.judge.committed_tail(key),
         };
         let base = self.env.random.faults.below(most.min(durable) + 1);
-        let at = CoreAt {
-            node,
-            core,
-            incarnation,
-        };
         self.env.to_core(1, at, CoreInput::Trim { key, base });
     }
 

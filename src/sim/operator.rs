@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::core::CoreInput;
 use super::disk::{LogImage, LogKey};
-use super::env::{CoreAt, Event, Fault};
+use super::env::{Event, Fault};
 use super::moves::PlannedMove;
 use super::world::World;
 
@@ -74,12 +74,7 @@ impl World {
                 self.env.cut(outside, *inside, for_us);
             }
         }
-        if let Some(incarnation) = self.env.incarnation[old] {
-            let at = CoreAt {
-                node: old,
-                core: 0,
-                incarnation,
-            };
+        if let Some(at) = self.core_at(old, 0) {
             for _ in 0..self.env.random.workload.between(1, 4) {
                 let after_us = self.env.random.workload.below(for_us);
                 for request in self.extra_requests(shard) {

@@ -146,6 +146,16 @@ impl World {
         self.env.incarnation[node].is_some()
     }
 
+    /// A core of a broker that is up.
+    pub fn core_at(&self, node: usize, core: usize) -> Option<CoreAt> {
+        let incarnation = self.env.incarnation[node]?;
+        Some(CoreAt {
+            node,
+            core,
+            incarnation,
+        })
+    }
+
     fn dispatch(&mut self, event: Event) {
         match event {
             Event::Network(event) => {
@@ -353,12 +363,7 @@ impl World {
         let request = self.env.next_request(id);
         let node = self.env.random.workload.index(self.env.plan.nodes);
         let core = self.env.random.workload.index(self.env.plan.cores);
-        if let Some(incarnation) = self.env.incarnation[node] {
-            let at = CoreAt {
-                node,
-                core,
-                incarnation,
-            };
+        if let Some(at) = self.core_at(node, core) {
             self.env.to_core(1, at, CoreInput::Request(request));
         }
         let gap_us = self
@@ -427,16 +432,17 @@ impl World {
             return;
         }
         self.last_words += 1;
+        // The operator has every broker read its file again, which ends halts of no reason.
+        for node in 0..self.env.plan.nodes {
+            if let Some(incarnation) = self.env.incarnation[node] {
+                self.read_file_soon(node, incarnation);
+            }
+        }
         self.drain_groups();
         for shard in 0..self.env.catalog.shards.len() {
             let leader = self.env.catalog.current(shard).leader;
-            let Some(incarnation) = self.env.incarnation[leader] else {
+            let Some(at) = self.core_at(leader, 0) else {
                 continue;
-            };
-            let at = CoreAt {
-                node: leader,
-                core: 0,
-                incarnation,
             };
             for request in self.extra_requests(shard) {
                 // Apart, so that a small lane takes them all.

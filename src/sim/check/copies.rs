@@ -171,7 +171,11 @@ impl Judge {
                 .entry((key, generation))
                 .or_default();
             let answered = of_generation.entry(node).or_default();
-            *answered = (*answered).max(durable_offset);
+            // A copy that was given up counts anew.
+            *answered = match is_rebuild {
+                true => durable_offset,
+                false => (*answered).max(durable_offset),
+            };
         }
     }
 

@@ -13,7 +13,7 @@ use crate::ids::{CorrelationId, Offset, ShardKind};
 use crate::proto::cache::CacheRequest;
 use crate::proto::convert::{greeting_of, refusal_of, PeerReply};
 use crate::proto::handshake::{ListenerAction, ListenerHandshake, PeerIdentity, StreamPlace};
-use crate::proto::outcome::PeerCode;
+use crate::proto::outcome::{PeerCode, Target};
 use crate::proto::ownership::{
     admit_forward, names_are_complete, CredentialVerdict, ForwardAdmission, Load,
 };
@@ -389,7 +389,15 @@ impl Core {
         };
         let generation = named.generation;
         let view = shard.and_then(|shard| self.shard_view(env, shard));
-        let admission = admit_forward(&self.me, view, generation, load, verdict);
+        let mut admission = admit_forward(&self.me, view, generation, load, verdict);
+        let is_served = admission == ForwardAdmission::Serve;
+        if is_served && env.may_inject && env.random.faults.chance(4) {
+            // An owner that is not sound names somebody else, who will name it.
+            env.count_fault(Fault::FalseRedirect);
+            let node = env.random.faults.index(env.plan.nodes);
+            let node = env.catalog.nodes[node].clone();
+            admission = ForwardAdmission::NotLeader(Target { node, generation });
+        }
         let Waiter::Peer {
             conn,
             stream,

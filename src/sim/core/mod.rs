@@ -306,7 +306,11 @@ impl Core {
     }
 
     fn on_view(&mut self, env: &mut Env, version: usize) {
-        if self.view.is_some_and(|view| view >= version) {
+        if self.view == Some(version) {
+            // Read again, and as before.
+            return self.leads_on_view(env, version);
+        }
+        if self.view.is_some_and(|view| view > version) {
             return;
         }
         self.view = Some(version);

@@ -270,6 +270,12 @@ impl Core {
                 env.count_fault(Fault::FalseConflict);
                 ReplicateAnswer::refused(PeerCode::LogConflict, "for no reason")
             }
+            ReplicateAnswer::Ok { .. }
+                if held.is_batch && env.may_inject && env.random.faults.chance(2) =>
+            {
+                env.count_fault(Fault::FalseRefusal);
+                ReplicateAnswer::refused(PeerCode::Unauthorized, "for no reason")
+            }
             answer => answer,
         };
         self.answer_replicate_to(env, held.reply, answer);
