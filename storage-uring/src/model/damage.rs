@@ -202,3 +202,35 @@ fn garbage_behind_the_end_is_cut_and_blank_files_are_no_error() {
         assert_eq!(whole(images), 0);
     }
 }
+
+#[test]
+fn a_file_that_is_shorter_than_the_log_in_it_is_damage_the_oldest_included() {
+    let mut rng = Rng(19);
+    let sim = written(&mut rng);
+    for segment in [1, 2] {
+        let boundary = groups(&sim.durable[&segment])[1].0;
+        for len in [0, 2059, 4096, boundary] {
+            let mut images = sim.durable.clone();
+            images.get_mut(&segment).expect("exists").truncate(len);
+            let recovered = recover(images);
+            let found = (recovered.damages, recovered.cuts);
+            assert_eq!(
+                found,
+                (1, 0),
+                "segment {segment} cut at {len}: {}",
+                recovered.notes
+            );
+            let is_refused = |shard: u32| {
+                let log = recovered.logs.get(&shard);
+                log.is_none_or(|(seed, _)| seed.damage.is_some())
+            };
+            assert!(is_refused(0) || is_refused(1), "records are missing");
+            let again = recover(recovered.images.clone());
+            assert_eq!(
+                (again.damages, again.cuts),
+                found,
+                "the same on every start"
+            );
+        }
+    }
+}

@@ -215,6 +215,13 @@ impl Scanner<'_> {
         let mut looked_again_at = 0;
         loop {
             let segment = &mut self.segments[at];
+            if position >= segment.len && segment.limit.is_some_and(|limit| position < limit) {
+                // In the oldest segment no number of a group would tell.
+                self.out.keeps_tail = true;
+                let reason = "the file ends before the log in it did";
+                position = self.damaged(at, position, None, reason)?;
+                continue;
+            }
             if segment.limit.is_some_and(|limit| position >= limit) || position >= segment.len {
                 // The log never ends in a segment without a group: that one goes when nothing follows it.
                 if position > SEGMENT_HEADER_BYTES {
