@@ -64,10 +64,11 @@ async fn values_and_counters_outlive_their_leader(cores: usize) {
     fail_over(&mut brokers, "cache", CACHE, VALUES).await;
     // A new leader shows what it inherited once one of its own writes is on a majority.
     let mut cache = CacheClient::connect(&brokers, 1).await;
-    assert_eq!(
-        cache.try_get("k7").await,
-        Err(("shard_unavailable".to_owned(), RetryClass::Retry))
-    );
+    // Until then it is refused, and never anything else than what was committed.
+    let early = cache.try_get("k7").await;
+    let refused = ("shard_unavailable".to_owned(), RetryClass::Retry);
+    let allowed = [Err(refused), Ok(Some(b"v7".to_vec()))];
+    assert!(allowed.contains(&early), "{early:?}");
     cache.put("own", b"1").await;
     for nth in (0..20).filter(|nth| *nth != 3) {
         let value = cache.get(&format!("k{nth}")).await;
