@@ -23,6 +23,7 @@ mod kill;
 mod leader_disk;
 mod leader_site;
 mod link_cut;
+mod link_order;
 mod members;
 mod network;
 mod no_space;

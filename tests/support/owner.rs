@@ -31,6 +31,8 @@ pub struct ScriptedOwner {
 /// A forwarded publish that waits for its answer.
 pub struct Request {
     pub publish: ForwardPublish,
+    /// The stream of the connection it came on.
+    pub stream: quinn::StreamId,
     send: Arc<tokio::sync::Mutex<quinn::SendStream>>,
 }
 
@@ -152,6 +154,7 @@ async fn serve(
     sender: Senders,
     greets: String,
 ) {
+    let stream = send.id();
     let send = Arc::new(tokio::sync::Mutex::new(send));
     let mut reader = FrameReader::new();
     while let Ok(Some(chunk)) = recv.read_chunk(1 << 20, true).await {
@@ -171,6 +174,7 @@ async fn serve(
                 Message::ForwardPublish(publish) => {
                     let request = Request {
                         publish,
+                        stream,
                         send: send.clone(),
                     };
                     if sender.publishes.send(request).is_err() {

@@ -74,7 +74,13 @@ impl ForwardOrders {
 
     /// A refused forward is to be sent again.
     pub fn on_retry(&mut self, chain: ChainId, token: u64, to: &NodeId) -> Turn {
-        self.chains[chain.0].order.on_retry(token, way(to))
+        let of = &mut self.chains[chain.0].order;
+        let turn = of.on_retry(token, way(to));
+        // What waited for it to be sent again need not wait for its answer.
+        if turn == Turn::Send && of.has_unsent() {
+            self.changed.push(chain);
+        }
+        turn
     }
 
     /// A forward is over.
@@ -162,5 +168,23 @@ mod tests {
         orders.note_slot(chain, StreamSlot(1));
         orders.begin(chain, 6, &to);
         assert_eq!(orders.pin(chain, 6), Some(StreamSlot(1)));
+    }
+
+    #[test]
+    fn what_waits_for_a_retry_goes_with_it_and_not_after_its_answer() {
+        let mut orders = ForwardOrders::default();
+        let chain = orders.chain(key());
+        let to = NodeId::new("node-2").unwrap();
+        orders.begin(chain, 1, &to);
+        orders.on_refused(chain, 1);
+        for token in [2, 3] {
+            assert_eq!(orders.begin(chain, token, &to), Turn::Hold);
+        }
+        assert_eq!(orders.next_release(), None);
+        assert_eq!(orders.on_retry(chain, 1, &to), Turn::Send);
+        for token in [2, 3] {
+            assert_eq!(orders.next_release(), Some((token, Turn::Send)));
+        }
+        assert_eq!(orders.next_release(), None);
     }
 }
