@@ -199,14 +199,21 @@ impl SegmentTable {
         &mut segment.logs[known.at]
     }
 
-    /// The log was cut back to `tail`.
-    pub fn on_truncate(&mut self, log: LogId, tail: u64) {
+    /// The log was cut back to `tail`. Returns the bytes that no longer count: all of what reached past it,
+    /// because what was cut must not make anything older go, and how much of it stays is not known.
+    pub fn on_truncate(&mut self, log: LogId, tail: u64) -> u64 {
+        let mut given_up = 0;
         self.each_of(log, |entry| {
             let reaches_below = entry.end <= tail && entry.end > 0;
-            entry.end = entry.end.min(tail);
+            if entry.end > tail {
+                given_up += std::mem::take(&mut entry.bytes);
+                entry.end = tail;
+            }
             // Older segments end lower still.
             !reaches_below
         });
+        self.held_bytes -= given_up;
+        given_up
     }
 
     /// The log was emptied: nothing of it is needed.
@@ -264,7 +271,11 @@ mod tests {
             table.on_records(a, &mut UseSlot::default(), seq * 10, 100);
             table.on_records(b, &mut UseSlot::default(), seq, 10);
         }
-        table.on_truncate(a, 15);
+        assert_eq!(table.held_bytes(), 330);
+        // What was cut does not count as held: two segments reached past the cut.
+        assert_eq!(table.on_truncate(a, 15), 200);
+        assert_eq!(table.held_bytes(), 130);
+        assert_eq!(table.on_truncate(a, 15), 0);
         assert_eq!(ends(&table, a), [10, 15, 15]);
         table.on_records(a, &mut UseSlot::default(), 17, 20);
         assert_eq!(ends(&table, a), [10, 15, 17]);

@@ -86,7 +86,7 @@ impl Followers {
             log: ReplicaLog::Stream,
         };
         let copy = self.copies.get(*self.by_key.get(&key)?)?;
-        copy.machine.state().match_mark
+        copy.machine.matched_with_leader()
     }
 
     /// The copies of streams, with their logs.
@@ -223,8 +223,9 @@ impl Core {
             return;
         };
         if !copy.is_retired {
-            let matched = copy.machine.state().match_mark.unwrap_or(0);
-            self.storage.set_retention_bound(log, matched);
+            let shard = Arc::clone(&copy.key.shard);
+            let bound = self.retention_bound(&shard);
+            self.storage.set_retention_bound(log, bound);
         }
     }
 

@@ -2,7 +2,9 @@
 //!
 //! Invariant: of a stream that waits for majorities nothing is given up that a majority may not have. Its
 //! leader gives up nothing above the mark it has shown, which is nothing at all before the first one; a
-//! follower nothing above what it has compared with the leader of its generation.
+//! follower nothing above what it has compared with the leader of its generation, and nothing at all where
+//! the two of them are no majority: a leader chosen from the others may write those offsets anew, and a copy
+//! that begins above them could not tell.
 
 use std::sync::Arc;
 
@@ -13,6 +15,17 @@ use crate::ids::{ShardId, ShardKind};
 
 use super::append::log_name;
 use super::Core;
+
+/// Most replicas of which a leader and one follower are a majority.
+const REPLICAS_OF_TWO_MAX: usize = 3;
+
+/// Where what a follower must keep begins.
+fn follower_bound(replicas: usize, matched: Option<u64>) -> u64 {
+    match replicas <= REPLICAS_OF_TWO_MAX {
+        true => matched.unwrap_or(0),
+        false => 0,
+    }
+}
 
 impl Core {
     /// Tells the storage how long a stream's log is kept. Caches and counters are states: theirs keep all.
@@ -33,7 +46,7 @@ impl Core {
     }
 
     /// Where what must be kept begins, whatever size and age say.
-    fn retention_bound(&self, shard: &ShardId) -> u64 {
+    pub(super) fn retention_bound(&self, shard: &ShardId) -> u64 {
         let Some(route) = self.routes.shard(shard) else {
             // Not in the catalog: a matter for the operator.
             return 0;
@@ -45,7 +58,7 @@ impl Core {
                 false => u64::MAX,
             }
         } else if route.is_follower {
-            self.followers.matched(shard).unwrap_or(0)
+            follower_bound(route.replicas.len(), self.followers.matched(shard))
         } else {
             0
         }
@@ -77,6 +90,22 @@ impl Core {
                 // A shard that cannot be opened is reported by this and refuses its requests.
                 let _ = self.open_log(shard);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_follower_gives_up_only_what_it_and_its_leader_are_a_majority_for() {
+        for replicas in [2, 3] {
+            assert_eq!(follower_bound(replicas, Some(30)), 30);
+            assert_eq!(follower_bound(replicas, None), 0);
+        }
+        for replicas in [4, 5, 7] {
+            assert_eq!(follower_bound(replicas, Some(30)), 0);
         }
     }
 }

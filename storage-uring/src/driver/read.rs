@@ -142,6 +142,10 @@ fn read_ahead(shared: &Rc<Shared>, log: LogRef, from: u64, max_bytes: usize) {
     let Ok(Some(start)) = start(shared, log, from, max_bytes) else {
         return;
     };
+    if shared.core.borrow().machine.log_state(log).is_in_flux() {
+        // The answer would be about the log as it will not be for long.
+        return;
+    }
     let wanted = question(shared, log, from, max_bytes);
     let slot = {
         let mut core = shared.core.borrow_mut();

@@ -428,7 +428,8 @@ impl CommitMachine {
         }
         match change {
             Change::Truncate(offset) => {
-                self.segments.on_truncate(state.id, *offset);
+                let cut = self.segments.on_truncate(state.id, *offset);
+                state.held_bytes = state.held_bytes.saturating_sub(cut);
                 state.durable_tail = *offset;
                 state.index.on_truncate(*offset);
                 state.recent.truncate(*offset);

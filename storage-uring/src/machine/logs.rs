@@ -142,6 +142,11 @@ impl LogState {
         }
     }
 
+    /// Whether events of this log are on their way: its durable state is about to change.
+    pub fn is_in_flux(&self) -> bool {
+        self.changes != self.control.changes || self.queued_base != self.base
+    }
+
     /// Records of this log became durable.
     pub fn on_records(&mut self, extent: &ExtentMeta) {
         self.durable_tail = extent.first_offset + u64::from(extent.record_count);

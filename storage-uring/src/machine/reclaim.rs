@@ -279,7 +279,8 @@ impl CommitMachine {
         // The log may have grown since this sweep kept something older: what is kept ends a log's turn, so that
         // the base never passes bytes that still count.
         let may_go = (too_old || too_much) && state.kept_in_sweep != self.reclaim.sweep;
-        let is_raised = may_go && base > state.queued_base && {
+        // Behind an event that is not durable yet the log may be another one than what the segment's end tells.
+        let is_raised = may_go && !state.is_in_flux() && base > state.queued_base && {
             // A full queue or disk leaves it to the next sweep.
             let event = ControlEvent::Base(base);
             self.queue_control(log, event, wall_us, now_us).is_ok()
@@ -302,8 +303,7 @@ impl CommitMachine {
     fn restate(&mut self, log: LogRef, wall_us: u64, now_us: u64) -> bool {
         let state = self.logs.get(log);
         // Events on their way are not in the durable state yet.
-        let in_flux = state.changes != state.control.changes || state.queued_base != state.base;
-        if state.restating || in_flux || state.damage.is_some() {
+        if state.restating || state.is_in_flux() || state.damage.is_some() {
             return false;
         }
         let restated = Restated {

@@ -498,9 +498,9 @@ pub fn recover(mut images: Images) -> Recovered {
     }
     let core_counts: HashMap<u64, u16> = core_counts.into_iter().collect();
     let mut logs = BTreeMap::new();
-    let segments = SegmentTable::new(uses.into_segments());
+    let mut segments = SegmentTable::new(uses.into_segments());
     let mut assembled = assemble(vec![(0, chapters)], &losses, &core_counts);
-    count_held(&segments, &mut assembled);
+    count_held(&mut segments, &mut assembled);
     for (id, (found, mut seed)) in assembled {
         seed.restated_in = restated.get(&id).copied().unwrap_or(0);
         // Damage may take every extent that carried the name; it is opened by its id then.

@@ -278,6 +278,47 @@ fn retention_keeps_what_it_was_told_to_keep() {
 }
 
 #[test]
+fn what_was_appended_behind_a_cut_is_not_given_up_with_what_was_cut() {
+    let mut rng = Rng(6);
+    for flush in [false, true] {
+        let mut world = World::new(SimOptions {
+            flush,
+            ..SimOptions::default()
+        });
+        let log = world.log(0).0;
+        for _ in 0..60 {
+            world.append(0, &[payload(&mut rng, 4000)]);
+            world.sim.settle();
+        }
+        world.collect();
+        let retention = Retention {
+            bytes: 0,
+            age_us: DAY_US,
+            below: u64::MAX,
+        };
+        world.sim.machine.set_retention(log, retention);
+        // The copy of a former leader is cut and written anew: nothing of that is durable at the sweep.
+        world.control(0, ControlEvent::Truncate(15));
+        for _ in 0..10 {
+            world.append(0, &[payload(&mut rng, 100)]);
+        }
+        sweep(&mut world, 2 * DAY_US);
+        world.sim.settle();
+        world.collect();
+        let base = world.sim.machine.base(log);
+        assert!(base <= 15, "records from 15 on are new: {base}");
+        assert_eq!(world.sim.machine.tail(log), 25);
+        // Old ones go in the next sweeps; the new ones are in the segment being written.
+        for _ in 0..5 {
+            sweep(&mut world, 2 * DAY_US);
+            world.sim.settle();
+        }
+        assert_eq!(world.sim.machine.base(log), 15);
+        world.check(&recover(world.sim.durable.clone()));
+    }
+}
+
+#[test]
 fn a_lost_segment_is_not_taken_for_a_freed_one() {
     let mut rng = Rng(5);
     let mut world = World::new(SimOptions::default());

@@ -357,8 +357,8 @@ fn put_together(
         cores.push((scan.core, scan.chapters));
     }
     let mut logs = events::assemble(cores, &losses, &core_counts);
-    for of_core in segments.values() {
-        count_held(&of_core.table, &mut logs);
+    for of_core in segments.values_mut() {
+        count_held(&mut of_core.table, &mut logs);
     }
     report.logs = logs.len() as u64;
     for (id, (name, seed)) in &logs {
@@ -374,13 +374,20 @@ fn put_together(
 }
 
 /// Counts what each log holds in the segments of one core directory.
-pub(crate) fn count_held(table: &SegmentTable, logs: &mut Logs) {
-    for entry in table.iter().flat_map(|(_, segment)| &segment.logs) {
-        if let Some((_, seed)) = logs.get_mut(&entry.log) {
-            if entry.end > seed.base {
-                seed.held_bytes += entry.bytes;
+pub(crate) fn count_held(table: &mut SegmentTable, logs: &mut Logs) {
+    let mut given_up = Vec::new();
+    for (seq, segment) in table.iter() {
+        for (at, entry) in segment.logs.iter().enumerate() {
+            match logs.get_mut(&entry.log) {
+                Some((_, seed)) if entry.end > seed.base => seed.held_bytes += entry.bytes,
+                Some(_) if entry.bytes > 0 => given_up.push((seq, at)),
+                _ => {}
             }
         }
+    }
+    // What is given up does not count, here or when a sweep comes to it.
+    for (seq, at) in given_up {
+        table.set_bytes(seq, at, 0);
     }
 }
 

@@ -214,6 +214,14 @@ impl FollowerLog {
         }
     }
 
+    /// How far the log is known to equal that of the leader this broker reads in its catalog now; `None`
+    /// when it was compared with a former one only.
+    pub fn matched_with_leader(&self) -> Option<u64> {
+        let generation = self.view.as_ref()?.generation;
+        let matched = self.matched.as_ref()?;
+        matched.mark.filter(|_| matched.generation == generation)
+    }
+
     /// Whether no request waits for an answer.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.current.is_none() && self.owed.is_empty()

@@ -57,6 +57,18 @@ fn records_into_no_log_and_an_empty_one() {
 }
 
 #[test]
+fn what_a_former_leader_agreed_with_is_not_agreed_with_the_present_one() {
+    let mut f = matched();
+    assert_eq!(f.machine.matched_with_leader(), None, "nobody spoke yet");
+    assert_eq!(f.records(2, 15, &["r15"]), ok(16));
+    assert_eq!(f.machine.matched_with_leader(), Some(16));
+    f.set_view(view(3, "next"));
+    assert_eq!(f.machine.matched_with_leader(), None);
+    f.set_view(None);
+    assert_eq!(f.machine.matched_with_leader(), None);
+}
+
+#[test]
 fn records_when_matched() {
     assert_eq!(matched().records(2, 15, &["x"]), ok(16));
     assert_eq!(refusal(matched().records(2, 16, &["x"])), gap(15));
