@@ -89,6 +89,7 @@ impl Disk {
         Restored {
             position: self.position,
             entries: self.entries.iter().map(|(at, e)| (*at, *e)).collect(),
+            stale: Vec::new(),
         }
     }
 }

@@ -229,6 +229,10 @@ impl Core {
                 return Err(GroupRefusal::Log(CacheFailure::LogFailed));
             }
         };
+        if !restored.stale.is_empty() {
+            let entries = restored.stale.len();
+            tracing::warn!(shard = %at.0, group = %at.1, entries, "dead letters past the group's position may be about records that a failover lost: deleted");
+        }
         let (base, tail) = (self.storage.base(log), self.readable_end(log));
         let limits = GroupLimits::default();
         let machine = Group::new(limits, self.mono, restored, base, tail);

@@ -11,7 +11,9 @@
 //!
 //! The generation matters after a failover of a stream that acknowledges at its leader: the new
 //! leader's log may end before what the old one handed out, and other records take those offsets.
-//! What was written of them at an older generation is not about them; see [`KnownEnds`].
+//! What was written of them at an older generation is not about them; see [`KnownEnds`]. Below the
+//! position every entry stands: nothing there is handed out any more, so without its entry a dead
+//! letter would be lost, and a copy that was caught up calls all it holds its leader's generation.
 
 use std::sync::Arc;
 
@@ -128,7 +130,8 @@ pub fn of_position_value(value: &[u8]) -> Result<(u64, Generation), EntryFault> 
 }
 
 /// What a group's logs say of it: the value of its cursor, and key and value of dead letters, those
-/// of other groups among them. `ends` tells what of it is still about this stream.
+/// of other groups among them. `ends` tells what of it may not be about this stream any more: of the
+/// position what lies past such an end, of the entries those that are past the position as well.
 pub fn restore<'a>(
     group: &str,
     ends: &KnownEnds,
@@ -147,8 +150,10 @@ pub fn restore<'a>(
         }
         let value = value.map_or(&[][..], |value| value.as_ref());
         let (entry, generation) = DeadEntry::of_value(value)?;
-        if offset < ends.end_of(generation) {
-            restored.entries.push((offset, entry));
+        let is_passed = restored.position.is_some_and(|position| offset < position);
+        match is_passed || offset < ends.end_of(generation) {
+            true => restored.entries.push((offset, entry)),
+            false => restored.stale.push(offset),
         }
     }
     Ok(restored)
@@ -157,6 +162,8 @@ pub fn restore<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::group::{Group, GroupAction, GroupLimits, GroupOp, GroupReply};
+    use crate::proto::MonoTime;
 
     /// The bytes are a promise to every later version and to every follower.
     #[test]
@@ -226,5 +233,42 @@ mod tests {
         assert_eq!(restored(90, 3).0, 70);
         assert_eq!(restored(90, 4).0, 90);
         assert_eq!(restored(90, 5).0, 90);
+    }
+
+    /// A follower that was caught up at generation 1 has all records under that label. The position
+    /// of generation 1 is about them, and passed the letters of generation 0 because they are there.
+    #[test]
+    fn a_letter_below_the_position_is_kept_whatever_the_copy_calls_its_records() {
+        let ends = KnownEnds::of([(Generation(1), 0), (Generation(2), 9)]);
+        let cursor = position_value(4, Generation(1));
+        let letters = [
+            (0, DeadEntry::Dead),
+            (3, DeadEntry::Redriven),
+            (4, DeadEntry::Dead),
+            (6, DeadEntry::Redriven),
+        ];
+        let letters = letters.map(|(offset, entry)| {
+            let value = entry.value(Generation(0));
+            (dead_key("g", offset), value)
+        });
+        let letters = letters.iter().map(|(key, value)| (&**key, Some(value)));
+        let restored = restore("g", &ends, Some(&cursor), letters).unwrap();
+        assert_eq!(restored.position, Some(4));
+        let kept = vec![(0, DeadEntry::Dead), (3, DeadEntry::Redriven)];
+        assert_eq!(restored.entries, kept);
+        assert_eq!(restored.stale, [4, 6]);
+
+        // What is past it goes before the position can pass its offset, and hides no record.
+        let mut group = Group::new(GroupLimits::default(), MonoTime::ZERO, restored, 0, 9);
+        for offset in [4, 6] {
+            let entry = None;
+            let action = GroupAction::WriteEntry { offset, entry };
+            assert_eq!(group.poll_action(), Some(action));
+        }
+        group.on_request(MonoTime::ZERO, 1, GroupOp::ListDead);
+        let result = Ok(GroupReply::DeadLetters(vec![0]));
+        let answer = GroupAction::Answer { ticket: 1, result };
+        assert_eq!(group.poll_action(), Some(answer));
+        assert_eq!(group.poll_action(), None);
     }
 }

@@ -119,6 +119,9 @@ impl Group {
                 DeadEntry::Redriven => group.owe_redriven(offset),
             }
         }
+        for offset in restored.stale {
+            group.write_entry(offset, EntryWrite::Tidy);
+        }
         group.on_bounds(now, base, tail);
         group
     }

@@ -240,4 +240,7 @@ pub enum GroupAction {
 pub struct Restored {
     pub position: Option<u64>,
     pub entries: Vec<(u64, DeadEntry)>,
+    /// Entries past the position that may be about records which are gone: they do not count, and the
+    /// group has them deleted, so that they never come to lie below it.
+    pub stale: Vec<u64>,
 }

@@ -25,7 +25,7 @@ pub(super) enum EntryWrite {
     Discard {
         waiter: u64,
     },
-    /// The entry of a record that was trimmed goes.
+    /// The entry of a record that was trimmed, or was another one, goes.
     Tidy,
     /// The entry of a group that is deleted goes.
     Delete,

@@ -9,7 +9,7 @@ use super::Judge;
 use crate::ids::Generation;
 use crate::proto::cache::record::ValueRecord;
 use crate::proto::group::entry::{of_dead_key, of_position_value, DeadEntry, KnownEnds};
-use crate::proto::group::{Delivered, GroupOp, GroupRefusal, GroupReply};
+use crate::proto::group::{Delivered, GroupOp, GroupRefusal, GroupReply, Restored};
 use crate::sim::consumers::{group_name, GroupAt};
 use crate::sim::core::{GroupLife, GROUP_LIMITS};
 use crate::sim::disk::{Journal, LogImage, LogKey, SimLog};
@@ -23,6 +23,10 @@ struct GroupWatch {
     /// Records that a member has said it is done with, or asked to have discarded. By what they
     /// hold: a failover may put another record at an offset.
     finished: BTreeSet<(u64, Bytes)>,
+    /// What an entry was written about, by its offset and generation. Not by where generations
+    /// begin in the history beside a copy: one that was caught up says of all it holds that it is
+    /// of the leader it came from, however old the record and its entry are.
+    buried: BTreeSet<(u64, Generation, Bytes)>,
     redriven: BTreeMap<u64, u32>,
     /// Deliveries in one life of the group.
     told: BTreeMap<(CoreAt, u64, u64), u32>,
@@ -37,7 +41,22 @@ struct GroupWatch {
 pub struct GroupsWatch {
     groups: BTreeMap<GroupAt, GroupWatch>,
     asked: BTreeMap<u64, CoreAt>,
+    /// Shards that were led from a companion that was being copied: nothing is promised of them.
+    partial: BTreeSet<usize>,
 }
+
+impl GroupWatch {
+    /// Whether a record is done with, or one of these letters is about it.
+    fn is_settled(&self, offset: u64, record: &Bytes, letters: &Letters) -> bool {
+        let entries = letters.range((offset, Generation(0))..=(offset, Generation(u64::MAX)));
+        let mut about = entries.map(|(at, generation)| (*at, *generation, record.clone()));
+        self.finished.contains(&(offset, record.clone()))
+            || about.any(|entry| self.buried.contains(&entry))
+    }
+}
+
+/// Offset and generation of the entries of a group.
+type Letters = BTreeSet<(u64, Generation)>;
 
 impl Judge {
     /// A member asks its group for something.
@@ -59,6 +78,49 @@ impl Judge {
             | GroupOp::Seek { .. }
             | GroupOp::Describe
             | GroupOp::Delete => {}
+        }
+    }
+
+    /// A group is about to write an entry of a record.
+    pub fn on_group_entry(
+        &mut self,
+        at: GroupAt,
+        (offset, generation): (u64, Generation),
+        journal: &Journal,
+    ) {
+        let stream = journal.on_disk(key_of(at.shard, SimLog::Stream));
+        if let Some(record) = stream.and_then(|image| image.record(offset)) {
+            let group = self.groups.groups.entry(at).or_default();
+            group.buried.insert((offset, generation, record.clone()));
+        }
+    }
+
+    /// An owner has read a group from its logs: what its position passed is finished, or listed.
+    pub fn on_group_made(
+        &mut self,
+        node: usize,
+        at: GroupAt,
+        restored: &Restored,
+        journal: &Journal,
+    ) {
+        let stream = journal.on_disk(key_of(at.shard, SimLog::Stream));
+        let (Some(stream), Some(position)) = (stream, restored.position) else {
+            return;
+        };
+        if self.groups.partial.contains(&at.shard) {
+            return;
+        }
+        let listed: BTreeSet<u64> = restored.entries.iter().map(|(offset, _)| *offset).collect();
+        let group = self.groups.groups.entry(at).or_default();
+        let lost = (stream.base.max(group.trimmed)..position).find(|offset| {
+            let record = stream.record(*offset).cloned();
+            record.is_some_and(|record| {
+                !group.finished.contains(&(*offset, record)) && !listed.contains(offset)
+            })
+        });
+        if let Some(offset) = lost {
+            let seen = format!("n{node} makes {at:?} at {position} and knows nothing of {offset}");
+            self.fail(46, seen);
         }
     }
 
@@ -179,6 +241,7 @@ impl Judge {
         let letters = key_of(key.shard, SimLog::GroupDeadLetters);
         let letters_image = journal.on_disk(letters);
         if self.is_being_copied(node, letters, letters_image) {
+            self.groups.partial.insert(key.shard);
             return self.count("openings_of_partial_companions", 1);
         }
         let Some(image) = journal.on_disk(key) else {
@@ -209,15 +272,12 @@ impl Judge {
         let stream = journal.on_disk(key_of(at.shard, SimLog::Stream));
         let base = stream.map_or(0, |image| image.base);
         let letters = journal.on_disk(key_of(at.shard, SimLog::GroupDeadLetters));
-        let ends = ends_of(stream);
-        let buried = letters.map_or_else(BTreeSet::new, |i| letters_in(i, at.group, &ends));
+        let letters = letters.map_or_else(Letters::new, |image| letters_in(image, at.group));
         let group = self.groups.groups.entry(at).or_default();
         let base = base.max(group.trimmed);
         let lost = (passed.start.max(base)..passed.end).find(|offset| {
             let record = stream.and_then(|image| image.record(*offset)).cloned();
-            record.is_some_and(|record| {
-                !group.finished.contains(&(*offset, record)) && !buried.contains(offset)
-            })
+            record.is_some_and(|record| !group.is_settled(*offset, &record, &letters))
         });
         if let Some(offset) = lost {
             let seen = format!("n{node} {at:?} passes {offset}, in {passed:?}, which nobody acked");
@@ -251,12 +311,11 @@ impl Judge {
                 continue;
             };
             let letters = disks(node, key_of(at.shard, SimLog::GroupDeadLetters));
-            let ends = ends_of(Some(&stream));
-            let buried =
-                letters.map_or_else(BTreeSet::new, |image| letters_in(&image, at.group, &ends));
+            let letters = letters.map_or_else(Letters::new, |i| letters_in(&i, at.group));
             let lost = (stream.base.max(group.trimmed)..tail).find(|offset| {
                 let record = stream.record(*offset).cloned().unwrap_or_default();
-                !group.given.contains(&(*offset, record)) && !buried.contains(offset)
+                !group.given.contains(&(*offset, record.clone()))
+                    && !group.is_settled(*offset, &record, &letters)
             });
             if let Some(offset) = lost {
                 let seen = format!("{at:?} was never given {offset}; drained to {tail} on n{node}");
@@ -310,16 +369,16 @@ fn position_in(image: &LogImage, end: u64, group: usize) -> Option<Written> {
     positions.find(|(of, _)| *of == group).map(|(_, at)| at)
 }
 
-/// Offsets of a group that a dead-letter log knows or knew as given up on, as far as they are about
-/// the records that are there now.
-fn letters_in(image: &LogImage, group: usize, ends: &KnownEnds) -> BTreeSet<u64> {
+/// What a dead-letter log knows or knew of a group. Deletes say nothing: who discards a record, or
+/// acks it after a redrive, has said so.
+fn letters_in(image: &LogImage, group: usize) -> Letters {
     let keys = image.records.iter().filter_map(|record| {
-        let (key, generation) = match ValueRecord::decode(record).ok()? {
-            ValueRecord::Put { key, value, .. } => (key, DeadEntry::of_value(value).ok()?.1),
-            ValueRecord::Delete { key } => (key, Generation(u64::MAX)),
+        let ValueRecord::Put { key, value, .. } = ValueRecord::decode(record).ok()? else {
+            return None;
         };
         let (offset, of) = of_dead_key(key).ok()?;
-        (of == group_name(group) && offset < ends.end_of(generation)).then_some(offset)
+        let (_, generation) = DeadEntry::of_value(value).ok()?;
+        (of == group_name(group)).then_some((offset, generation))
     });
     keys.collect()
 }

@@ -112,6 +112,8 @@ impl Core {
             ready.map_err(|_| refused(CacheFailure::NotReady))?;
         }
         let restored = self.restored_group(env, at);
+        env.judge
+            .on_group_made(self.at.node, at, &restored, &self.journal);
         let (base, tail) = self.bounds_of(env, at.shard);
         let machine = Group::new(LIMITS, self.now(env), restored, base, tail);
         let life = self.token();
@@ -201,6 +203,10 @@ impl Core {
                 GroupAction::WriteEntry { offset, entry } => {
                     let key = dead_key(group_name(of.at.group), offset);
                     let key = (CacheLog::DeadLetters, key);
+                    if entry.is_some() {
+                        let about = (offset, generation);
+                        env.judge.on_group_entry(of.at, about, &self.journal);
+                    }
                     let value = entry.map(|entry| entry.value(generation));
                     let write = GroupWrite::Entry { offset };
                     self.write_group(env, (of, generation), key, value, write);
