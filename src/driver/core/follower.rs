@@ -29,6 +29,7 @@ use crate::proto::replication::{
 use super::append::{log_name, AppendWaiter};
 use super::message::{LaneMsg, LaneReplicate, ReadResult};
 use super::reads::ReadWaiter;
+use super::retention::follower_bound;
 use super::slots::Slots;
 use super::Core;
 
@@ -223,8 +224,11 @@ impl Core {
             return;
         };
         if !copy.is_retired {
-            let shard = Arc::clone(&copy.key.shard);
-            let bound = self.retention_bound(&shard);
+            let matched = copy.machine.matched_with_leader();
+            // After every batch: one look at the route, nothing allocated.
+            let replicas = self.routes.shard(&copy.key.shard);
+            let replicas = replicas.map_or(usize::MAX, |route| route.replicas.len());
+            let bound = follower_bound(replicas, matched);
             self.storage.set_retention_bound(log, bound);
         }
     }

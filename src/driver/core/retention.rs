@@ -20,7 +20,7 @@ use super::Core;
 const REPLICAS_OF_TWO_MAX: usize = 3;
 
 /// Where what a follower must keep begins.
-fn follower_bound(replicas: usize, matched: Option<u64>) -> u64 {
+pub(super) fn follower_bound(replicas: usize, matched: Option<u64>) -> u64 {
     match replicas <= REPLICAS_OF_TWO_MAX {
         true => matched.unwrap_or(0),
         false => 0,
@@ -46,7 +46,7 @@ impl Core {
     }
 
     /// Where what must be kept begins, whatever size and age say.
-    pub(super) fn retention_bound(&self, shard: &ShardId) -> u64 {
+    fn retention_bound(&self, shard: &ShardId) -> u64 {
         let Some(route) = self.routes.shard(shard) else {
             // Not in the catalog: a matter for the operator.
             return 0;
