@@ -299,3 +299,83 @@ async fn handshakes_that_fail_harm_nobody() {
     bystander.must_publish(FIRST, b"still here").await;
     assert_serves(&mut brokers).await;
 }
+
+/// A publish frame that asks for no answer.
+fn silent_publish(stream: &str, payload: &[u8]) -> Vec<u8> {
+    let payloads = felix_uring::wire::client::Payloads::from_slices([payload]).expect("payloads");
+    felix_uring::wire::client::PublishBatch {
+        ack: None,
+        producer: None,
+        key: None,
+        tenant_id: TENANT.into(),
+        namespace: NAMESPACE.into(),
+        stream: stream.into(),
+        payloads,
+    }
+    .encode()
+    .expect("a frame")
+    .to_vec()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_dropped_on_a_stream_without_a_way_back_is_counted_by_reason() {
+    let mut brokers = Brokers::start_with(1, |spec| {
+        spec.extra_args.push("--segment-bytes=33554432".into());
+    });
+    let token = brokers.token();
+    let dropped = |reason: &str| format!("felix_publishes_dropped_total{{reason=\"{reason}\"}}");
+    let client = Client::connect(&brokers, 0).await;
+    let mut bystander = client.stream(&token).await;
+
+    // A count nothing holds, a stream that is not there, a record too large; then one that is taken.
+    let mut malformed = silent_publish(FIRST, b"payload");
+    let count_at = malformed.len() - 4 - b"payload".len() - 4;
+    malformed[count_at..count_at + 4].copy_from_slice(&u32::MAX.to_be_bytes());
+    let large = silent_publish(FIRST, &vec![7; (11 << 20) + 1]);
+    let mut silent = client.conn.open_uni().await.expect("a stream");
+    for bytes in [
+        auth(TENANT, &token).to_vec(),
+        malformed,
+        silent_publish("nowhere", b"x"),
+        large,
+        silent_publish(FIRST, b"taken"),
+    ] {
+        silent.write_all(&bytes).await.expect("the stream lives");
+    }
+    brokers.wait_metric(0, "felix_storage_records_total", 1.0);
+    for reason in ["malformed", "not_found", "too_large"] {
+        brokers.wait_metric(0, &dropped(reason), 1.0);
+    }
+    assert_eq!(brokers.metric(0, "felix_publishes_dropped_total"), 3.0);
+    assert_eq!(brokers.metric(0, "felix_publishes_unacked_total"), 4.0);
+
+    // Anything but a publish ends it, counted as a request that was refused.
+    let refused = "felix_client_requests_refused_total{code=\"invalid_request\"}";
+    assert_eq!(brokers.metric(0, refused), 0.0);
+    let request = json("{\"type\":\"topology\"}");
+    silent.write_all(&request).await.expect("the stream lives");
+    within(SOON, "the stop", silent.stopped())
+        .await
+        .expect("the connection lives");
+    brokers.wait_metric(0, refused, 1.0);
+
+    // Before anybody said who it is.
+    let mut stranger = client.conn.open_uni().await.expect("a stream");
+    let publish = silent_publish(FIRST, b"stranger");
+    stranger
+        .write_all(&publish)
+        .await
+        .expect("the stream lives");
+    brokers.wait_metric(0, &dropped("forbidden"), 1.0);
+    assert_eq!(brokers.metric(0, "felix_publishes_dropped_total"), 4.0);
+
+    // A publish that is answered is refused where it can be seen, and counted as that.
+    let refused = "felix_publishes_refused_total{code=\"invalid_request\"}";
+    let mut bad = publish_frame(41, FIRST, &[b"payload"]).to_vec();
+    bad[12 + 8] = 9;
+    bystander.send(&bad).await;
+    let said = refusal(bystander.answers.ack().await.outcome);
+    assert_eq!(said.0, "invalid_request");
+    brokers.wait_metric(0, refused, 1.0);
+    assert_serves(&mut brokers).await;
+}

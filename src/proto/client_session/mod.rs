@@ -17,7 +17,8 @@ pub use classify::{
 };
 pub use connection::{ConnectionClose, ConnectionSession};
 pub use stream::{
-    OwedId, Reply, StreamAction, StreamDirection, StreamLimits, StreamSession, Verdict, Written,
+    OwedId, RefusedFrame, Reply, StreamAction, StreamDirection, StreamLimits, StreamSession,
+    Verdict, Written,
 };
 pub use subscribe_frames::{cursor_error, event_stream_end, subscribed, EventStreamEnd};
 pub use widths::{DeclaredWidths, TooManyWidths, Width, MAX_DECLARED_WIDTHS};

@@ -264,6 +264,7 @@ impl Core {
         let identity = state.identity.clone();
         match (verdict, message, identity) {
             (Verdict::Dropped, _, _) => {}
+            (Verdict::Refused(what, code), _, _) => self.count_refused_frame(what, code),
             (Verdict::Authenticate, Some(ToBroker::Request(request)), _) => {
                 self.authenticate(conn, stream, &request);
             }

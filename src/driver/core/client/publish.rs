@@ -12,7 +12,7 @@ use crate::metrics::{AckOutcome, ClientCode, UnackedDrop};
 use crate::proto::client_code::{
     invalid, of_append_failure, of_indeterminate, of_refused, of_route_refusal, AppendFailure,
 };
-use crate::proto::client_session::{DeclaredWidths, OwedId, Width, Written};
+use crate::proto::client_session::{DeclaredWidths, OwedId, RefusedFrame, Width, Written};
 use crate::proto::forward::ForwardOp;
 use crate::proto::outcome::{Appended, Outcome, Target};
 use crate::proto::ownership::{
@@ -279,6 +279,22 @@ impl Core {
         self.resume_paused(conn);
     }
 
+    /// Counts what a stream's machine refused by itself.
+    pub(super) fn count_refused_frame(&self, what: RefusedFrame, code: ErrorCode) {
+        let code = ClientCode::from_number(code.number());
+        match (what, code) {
+            (RefusedFrame::SilentPublish, code) => {
+                self.metrics.publishes_unacked.inc();
+                self.metrics.publishes_dropped.inc(drop_reason_of(code));
+            }
+            (RefusedFrame::Publish, Some(code)) => self.metrics.publishes_refused.inc(code),
+            (RefusedFrame::Request, Some(code)) => self.metrics.requests_refused.inc(code),
+            (RefusedFrame::Publish | RefusedFrame::Request, None) => {
+                self.metrics.internal_faults.inc();
+            }
+        }
+    }
+
     pub(super) fn shard_owner(&self, owner: &Target) -> ShardOwner {
         let addr = self
             .routes
@@ -385,7 +401,11 @@ fn drop_reason(refusal: &Refusal) -> UnackedDrop {
     if refusal.class() == Some(RetryClass::OutcomeUnknown) {
         return UnackedDrop::OutcomeUnknown;
     }
-    match client_code(refusal) {
+    drop_reason_of(client_code(refusal))
+}
+
+fn drop_reason_of(code: Option<ClientCode>) -> UnackedDrop {
+    match code {
         Some(ClientCode::NotFound) => UnackedDrop::NotFound,
         Some(ClientCode::Forbidden | ClientCode::Unauthenticated) => UnackedDrop::Forbidden,
         Some(ClientCode::InvalidRequest) => UnackedDrop::Malformed,

@@ -1,12 +1,14 @@
 //! What is done about each frame of a client, by the state of its stream.
 
-use super::{OwedId, State, StreamDirection, StreamSession, Verdict};
+use std::borrow::Cow;
+
+use super::{OwedId, RefusedFrame, State, StreamDirection, StreamSession, Verdict};
 use crate::proto::client_code;
 use crate::proto::client_session::{Incoming, PublishReply, Requested};
 use crate::proto::correlation::Family;
 use crate::proto::MonoTime;
 use crate::wire::client::answers::Unsupported;
-use crate::wire::client::{Answer, ErrorCode, Features, Refusal};
+use crate::wire::client::{Answer, ErrorCode, Features, Refusal, WireCode};
 
 use super::Reply;
 
@@ -24,40 +26,36 @@ impl StreamSession {
     }
 
     fn on_first_frame(&mut self, frame: Incoming) -> Verdict {
-        match frame {
+        let (what, refusal) = match frame {
             Incoming::Auth(offer) => {
                 // Read before anything is refused, so that the refusal can carry its code.
                 self.offer = offer;
-                if self.draining {
-                    self.refuse_and_end(client_code::draining());
-                    return Verdict::Dropped;
+                if !self.draining {
+                    self.state = State::Verifying;
+                    return Verdict::Authenticate;
                 }
-                self.state = State::Verifying;
-                Verdict::Authenticate
+                (RefusedFrame::Request, client_code::draining())
             }
-            Incoming::Publish(_)
-            | Incoming::Request(_)
-            | Incoming::Width
-            | Incoming::Unserved { .. }
-            | Incoming::BadPublish { .. } => {
-                let message = "the first message must be auth";
-                self.refuse_and_end(Refusal::new(ErrorCode::Unauthenticated, message));
-                Verdict::Dropped
+            Incoming::Publish(reply) | Incoming::BadPublish { reply, .. } => {
+                (self.refused_publish(reply), before_auth())
+            }
+            Incoming::Request(_) | Incoming::Width | Incoming::Unserved { .. } => {
+                (RefusedFrame::Request, before_auth())
             }
             Incoming::OversizePublish { .. } => {
                 let message = "frame too large before auth";
-                self.refuse_and_end(Refusal::new(ErrorCode::LimitExceeded, message));
-                Verdict::Dropped
+                let refusal = Refusal::new(ErrorCode::LimitExceeded, message);
+                (RefusedFrame::Request, refusal)
             }
-            Incoming::Unreadable { why } => {
-                self.refuse_and_end(client_code::invalid(why));
-                Verdict::Dropped
-            }
+            Incoming::Unreadable { why } => (RefusedFrame::Request, client_code::invalid(why)),
             Incoming::Unframeable => {
                 self.end();
-                Verdict::Dropped
+                return Verdict::Dropped;
             }
-        }
+        };
+        let verdict = refused(what, &refusal);
+        self.refuse_and_end(refusal);
+        verdict
     }
 
     fn on_open_frame(&mut self, now: MonoTime, frame: Incoming) -> Verdict {
@@ -66,13 +64,11 @@ impl StreamSession {
             Incoming::Request(class) => self.take_request(class),
             Incoming::Width => Verdict::Declare,
             Incoming::BadPublish { reply, why } => {
-                self.reply_to_publish(reply, Err(client_code::invalid(why)));
-                Verdict::Dropped
+                self.refuse_publish(reply, client_code::invalid(why))
             }
             Incoming::OversizePublish { request_id } => {
                 let refusal = Refusal::new(ErrorCode::LimitExceeded, "frame too large");
-                self.reply_to_publish(PublishReply::Binary { request_id }, Err(refusal));
-                Verdict::Dropped
+                self.refuse_publish(PublishReply::Binary { request_id }, refusal)
             }
             Incoming::Unserved {
                 request_type,
@@ -80,16 +76,10 @@ impl StreamSession {
                 request_id,
             } => {
                 self.answer_unsupported(request_type, extension, request_id);
-                Verdict::Dropped
+                Verdict::Refused(RefusedFrame::Request, ErrorCode::InvalidRequest)
             }
-            Incoming::Auth(_) => {
-                self.refuse_and_end(client_code::invalid("the stream is authenticated already"));
-                Verdict::Dropped
-            }
-            Incoming::Unreadable { why } => {
-                self.refuse_and_end(client_code::invalid(why));
-                Verdict::Dropped
-            }
+            Incoming::Auth(_) => self.refuse_rest("the stream is authenticated already"),
+            Incoming::Unreadable { why } => self.refuse_rest(why),
             Incoming::Unframeable => {
                 self.end();
                 Verdict::Dropped
@@ -101,13 +91,19 @@ impl StreamSession {
     fn on_silent_frame(&mut self, now: MonoTime, frame: Incoming) -> Verdict {
         match frame {
             Incoming::Publish(_) => self.take_publish(now, PublishReply::Silent),
-            Incoming::BadPublish { .. } | Incoming::OversizePublish { .. } => Verdict::Dropped,
+            Incoming::BadPublish { why, .. } => {
+                self.refuse_publish(PublishReply::Silent, client_code::invalid(why))
+            }
+            Incoming::OversizePublish { .. } => {
+                let refusal = Refusal::new(ErrorCode::LimitExceeded, "frame too large");
+                self.refuse_publish(PublishReply::Silent, refusal)
+            }
             Incoming::Auth(_)
             | Incoming::Request(_)
             | Incoming::Width
             | Incoming::Unserved { .. }
-            | Incoming::Unreadable { .. }
-            | Incoming::Unframeable => {
+            | Incoming::Unreadable { .. } => self.refuse_rest("only publishes are taken here"),
+            Incoming::Unframeable => {
                 self.end();
                 Verdict::Dropped
             }
@@ -116,33 +112,53 @@ impl StreamSession {
 
     fn take_publish(&mut self, now: MonoTime, reply: PublishReply) -> Verdict {
         if self.draining {
-            self.reply_to_publish(reply, Err(client_code::draining()));
-            return Verdict::Dropped;
+            return self.refuse_publish(reply, client_code::draining());
         }
         let deadline = now + self.limits.answer_timeout;
         match self.owed.reserve(reply, Family::Publish, deadline) {
             Ok(id) => Verdict::Publish(OwedId(id)),
             Err(_) => {
                 let message = "too many publishes are unanswered on this stream";
-                let refusal = Refusal::new(ErrorCode::Overloaded, message);
-                self.reply_to_publish(reply, Err(refusal));
-                Verdict::Dropped
+                self.refuse_publish(reply, Refusal::new(ErrorCode::Overloaded, message))
             }
         }
     }
 
     fn take_request(&mut self, class: Requested) -> Verdict {
-        if self.draining {
-            self.refuse_request(class, client_code::draining());
-            return Verdict::Dropped;
-        }
-        if self.serving >= self.limits.requests {
+        let refusal = if self.draining {
+            client_code::draining()
+        } else if self.serving >= self.limits.requests {
             let message = "too many requests are unanswered on this stream";
-            self.refuse_request(class, Refusal::new(ErrorCode::Overloaded, message));
-            return Verdict::Dropped;
+            Refusal::new(ErrorCode::Overloaded, message)
+        } else {
+            self.serving += 1;
+            return Verdict::Serve;
+        };
+        let verdict = refused(RefusedFrame::Request, &refusal);
+        self.refuse_request(class, refusal);
+        verdict
+    }
+
+    /// Whoever sent it learns of the refusal only where there is a way back.
+    fn refused_publish(&self, reply: PublishReply) -> RefusedFrame {
+        match self.direction {
+            StreamDirection::Bidirectional => RefusedFrame::of(reply),
+            StreamDirection::FromClient => RefusedFrame::SilentPublish,
         }
-        self.serving += 1;
-        Verdict::Serve
+    }
+
+    fn refuse_publish(&mut self, reply: PublishReply, refusal: Refusal) -> Verdict {
+        let verdict = refused(self.refused_publish(reply), &refusal);
+        self.reply_to_publish(reply, Err(refusal));
+        verdict
+    }
+
+    /// Refuses the frame and whatever comes behind it.
+    fn refuse_rest(&mut self, why: impl Into<Cow<'static, str>>) -> Verdict {
+        let refusal = client_code::invalid(why);
+        let verdict = refused(RefusedFrame::Request, &refusal);
+        self.refuse_and_end(refusal);
+        verdict
     }
 
     fn answer_unsupported(
@@ -161,4 +177,17 @@ impl StreamSession {
             self.end();
         }
     }
+}
+
+fn before_auth() -> Refusal {
+    Refusal::new(ErrorCode::Unauthenticated, "the first message must be auth")
+}
+
+fn refused(what: RefusedFrame, refusal: &Refusal) -> Verdict {
+    let code = match refusal.code {
+        Some(WireCode::Known(code)) => code,
+        // This broker refuses by no code of its own.
+        Some(WireCode::Other(_)) | None => ErrorCode::Internal,
+    };
+    Verdict::Refused(what, code)
 }

@@ -76,8 +76,30 @@ pub enum Verdict {
     Serve,
     /// Take note of the width it declares; nothing is answered.
     Declare,
-    /// Nothing more to do with it.
+    /// It was refused here, and what is told of that is among the actions; to be counted.
+    Refused(RefusedFrame, ErrorCode),
+    /// Nothing more to do with it: it came behind the end of its stream, or is no frame.
     Dropped,
+}
+
+/// What was refused before it reached anybody who would have counted it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RefusedFrame {
+    /// A publish that is answered.
+    Publish,
+    /// A publish whose client asked for no answer, or cannot be given one.
+    SilentPublish,
+    /// Anything else.
+    Request,
+}
+
+impl RefusedFrame {
+    fn of(reply: PublishReply) -> Self {
+        match reply {
+            PublishReply::Silent => Self::SilentPublish,
+            PublishReply::Binary { .. } | PublishReply::Json { .. } => Self::Publish,
+        }
+    }
 }
 
 /// What is written to the client.
