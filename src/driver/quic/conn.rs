@@ -13,7 +13,7 @@ use bytes::Bytes;
 use quinn_proto::{Connection, ConnectionHandle, StreamId};
 
 use super::event::{ConnId, EndpointId, StreamError};
-use super::send_queue::{Progress, SendQueue};
+use super::send_queue::{self, Progress, SendQueue, QUANTUM_BYTES};
 
 /// Stream ids are small consecutive numbers bounded by the credit we grant, so one multiplication
 /// spreads them and no peer can make them collide.
@@ -159,34 +159,49 @@ impl Conn {
     pub(super) fn push_queues(&mut self, mut drained: impl FnMut(StreamId)) -> u64 {
         let mut dropped = 0;
         let mut to_push = std::mem::take(&mut self.to_push);
-        for stream in to_push.drain(..) {
-            let Some(queue) = self.queues.get_mut(&stream) else {
-                continue;
-            };
-            queue.listed = false;
-            let before = queue.queued_bytes();
-            let mut send = self.proto.send_stream(stream);
-            let progress = queue.push_into(&mut send);
-            self.queued_bytes -= before - queue.queued_bytes();
-            match progress {
-                Progress::Blocked => queue.held_back = true,
-                Progress::Empty => {
-                    if std::mem::take(&mut queue.held_back) {
-                        drained(stream);
-                    }
-                    if queue.finish_requested {
-                        // Fails only if the peer has just stopped the stream, which has its own event.
-                        // The entry stays until all is acknowledged: it refuses later sends.
-                        let _ = send.finish();
-                    }
-                }
-                Progress::Gone => {
-                    dropped += self.drop_queue(stream) as u64;
-                }
-            }
-        }
+        let queues = &self.queues;
+        send_queue::order(&mut to_push, |stream| {
+            queues.get(&stream).map_or(0, SendQueue::queued_bytes)
+        });
+        send_queue::share(&mut to_push, |stream| {
+            let (progress, gone_bytes) = self.push_queue(stream, &mut drained);
+            dropped += gone_bytes;
+            progress
+        });
         self.to_push = to_push;
         dropped
+    }
+
+    /// Moves a quantum of one queue; what became of it, and the bytes dropped because nobody takes them.
+    fn push_queue(
+        &mut self,
+        stream: StreamId,
+        drained: &mut impl FnMut(StreamId),
+    ) -> (Progress, u64) {
+        let Some(queue) = self.queues.get_mut(&stream) else {
+            return (Progress::Gone, 0);
+        };
+        let before = queue.queued_bytes();
+        let mut send = self.proto.send_stream(stream);
+        let progress = queue.push_into(&mut send, QUANTUM_BYTES);
+        self.queued_bytes -= before - queue.queued_bytes();
+        queue.listed = progress == Progress::More;
+        match progress {
+            Progress::More => {}
+            Progress::Blocked => queue.held_back = true,
+            Progress::Empty => {
+                if std::mem::take(&mut queue.held_back) {
+                    drained(stream);
+                }
+                if queue.finish_requested {
+                    // Fails only if the peer has just stopped the stream, which has its own event.
+                    // The entry stays until all is acknowledged: it refuses later sends.
+                    let _ = send.finish();
+                }
+            }
+            Progress::Gone => return (progress, self.drop_queue(stream) as u64),
+        }
+        (progress, 0)
     }
 
     pub(super) fn deadline(&mut self) -> Option<Instant> {
