@@ -121,6 +121,7 @@ metrics! {
 
         family peer_requests(InternalKind) "peer_requests_total" "Requests read from other brokers, by kind.";
         family peer_requests_refused(PeerCode) "peer_requests_refused_total" "Requests of other brokers refused, by code.";
+        counter peer_answers_dropped "peer_answers_dropped_total" "Answers to requests of other brokers that nobody takes any more: their stream was stopped or their connection is gone.";
         gauge follower_logs "follower_logs" "Logs of which this core keeps a copy for another broker.";
         counter follower_records "follower_records_total" "Records taken over from leaders.";
         counter follower_accepted "follower_accepted_generations_total" "Newer generations of leaders accepted by copies.";
@@ -213,6 +214,7 @@ metrics! {
 
         histogram publish_ack_us "publish_ack_seconds" "From a publish batch read to its answer written.";
         histogram link_loss_release_us "link_loss_release_seconds" "From a connection to another broker declared lost to the last request that waited on it ended.";
+        histogram peer_publish_us "peer_publish_seconds" "From a forwarded publish read to its answer written.";
         histogram forward_round_trip_us "forward_round_trip_seconds" "From a forward written to its answer read.";
     }
 }

@@ -36,11 +36,28 @@ impl PeerClient {
         identity: Option<&Identity>,
         alpn: Option<&[u8]>,
     ) -> Result<Self, quinn::ConnectionError> {
-        let node = brokers.cluster.node(to);
-        let addr: SocketAddr = node.internal_addr();
+        let addr = brokers.cluster.node(to).internal_addr();
+        Self::dial_at(brokers, to, addr, identity, alpn).await
+    }
+
+    /// Dials `to` at another address than its own, with the certificate of `from`.
+    pub async fn connect_at(brokers: &Brokers, from: usize, to: usize, addr: SocketAddr) -> Self {
+        let identity = brokers.peer_identity(from);
+        let alpn = Some(INTERNAL_ALPN);
+        let dialled = Self::dial_at(brokers, to, addr, Some(&identity), alpn);
+        dialled.await.unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    async fn dial_at(
+        brokers: &Brokers,
+        to: usize,
+        addr: SocketAddr,
+        identity: Option<&Identity>,
+        alpn: Option<&[u8]>,
+    ) -> Result<Self, quinn::ConnectionError> {
         let dialled = dial(Dial {
             addr,
-            server_name: node.node_id(),
+            server_name: brokers.cluster.node(to).node_id(),
             ca: brokers.cluster.ca(),
             alpn,
             identity,
@@ -113,6 +130,11 @@ impl PeerStream {
     /// The next message, which must come.
     pub async fn message(&mut self) -> Message {
         self.next().await.unwrap_or_else(|why| panic!("{why}"))
+    }
+
+    /// Wants no more answers.
+    pub fn stop(&mut self, code: u32) {
+        self.recv.stop(code.into()).expect("an open stream");
     }
 
     /// Sends a request and gives its answer.

@@ -34,6 +34,7 @@ pub(super) enum AppendWaiter {
         conn: ConnId,
         stream: StreamId,
         correlation: CorrelationId,
+        read_at: Instant,
     },
     /// A forward of this core that turned out to be ours.
     Forward { token: u64 },
@@ -320,7 +321,10 @@ impl Core {
                 conn,
                 stream,
                 correlation,
+                read_at,
             } => {
+                let took_us = self.elapsed_us(read_at);
+                self.metrics.peer_publish_us.record_us(took_us);
                 self.answer_peer_append(conn, stream, correlation, result);
             }
             AppendWaiter::Forward { token } => self.forward_applied_here(token, result),

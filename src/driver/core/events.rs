@@ -160,7 +160,8 @@ fn client_end(reason: &CloseReason) -> ClosedBy {
     }
 }
 
-fn peer_end(reason: &CloseReason) -> ClosedBy {
+/// Why a connection to or from another broker ended, when this side did not end it.
+pub(super) fn peer_end(reason: &CloseReason) -> ClosedBy {
     match reason {
         CloseReason::ApplicationClosed { .. } => ClosedBy::PeerClosed,
         CloseReason::TimedOut => ClosedBy::PeerIdle,

@@ -17,7 +17,8 @@ use crate::proto::peer::{
 };
 use crate::wire::internal::{encode, FrameReader, Hello, Message, Text};
 
-use super::link_report::{close_cause, closed_by_us, closed_label};
+use super::events::peer_end;
+use super::link_report::{close_cause, closed_by_us};
 use super::ship::ShipToken;
 use super::timers::Timer;
 use super::Core;
@@ -338,7 +339,7 @@ impl Core {
         }
         let cause = close_cause(reason);
         if dialled.is_open {
-            self.metrics.connections_closed.inc(closed_label(cause));
+            self.metrics.connections_closed.inc(peer_end(reason));
         }
         link.machine.on_closed(dialled.epoch, self.mono, cause);
         self.pending_links.push(node);

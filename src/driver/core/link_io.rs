@@ -118,15 +118,16 @@ impl Core {
         self.metrics.peer_bytes_in.add(read_bytes);
         let epoch = dialled.epoch;
         let late_before = link.machine.late_answers();
-        let mut broken = match end {
+        // A peer never ends a request stream while the link is in use; what it answered before that counts.
+        let is_over = match end {
             ReadEnd::Limit => {
                 self.read_again.push((conn, stream));
                 false
             }
             ReadEnd::Blocked => false,
-            // A peer never ends a request stream while the link is in use.
             ReadEnd::Finished | ReadEnd::Reset(_) | ReadEnd::Closed => true,
         };
+        let mut broken = false;
         for event in state.reader.by_ref() {
             match on_answer_event(event) {
                 Ok(message) => match answer_of(message) {
@@ -152,7 +153,7 @@ impl Core {
                 .frames_refused
                 .add(FrameFault::PeerLateAnswer, late);
         }
-        if broken {
+        if broken || is_over {
             link.machine.on_unreadable(epoch, self.mono);
         }
         self.pending_links.push(node);

@@ -109,18 +109,6 @@ pub(super) fn close_cause(reason: &CloseReason) -> CloseCause {
     }
 }
 
-pub(super) fn closed_label(cause: CloseCause) -> ClosedBy {
-    match cause {
-        CloseCause::TimedOut => ClosedBy::PeerIdle,
-        CloseCause::ClosedByPeer => ClosedBy::PeerClosed,
-        CloseCause::CertificateRefused
-        | CloseCause::PeerCertificateInvalid
-        | CloseCause::NoCommonProtocol
-        | CloseCause::Transport => ClosedBy::PeerTransportError,
-        CloseCause::ClosedLocally => ClosedBy::PeerProtocolFault,
-    }
-}
-
 /// Why this side closed a connection.
 pub(super) fn closed_by_us(reason: LinkClose) -> ClosedBy {
     match reason {

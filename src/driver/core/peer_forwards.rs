@@ -71,6 +71,7 @@ impl Core {
                     conn,
                     stream,
                     correlation,
+                    read_at: self.now,
                 };
                 self.append(
                     &route.shard_id,

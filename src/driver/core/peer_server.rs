@@ -419,8 +419,11 @@ impl Core {
 
     pub(super) fn send_to_peer(&mut self, conn: ConnId, stream: StreamId, frame: Bytes) {
         self.metrics.peer_bytes_out.add(frame.len() as u64);
-        // A connection that is gone has failed its requests on the other side already.
-        let _ = self.pump.send(conn, stream, frame);
+        // A connection that is gone has failed its requests on the other side already; a stream whose answers
+        // the peer wants no more takes none.
+        if self.pump.send(conn, stream, frame).is_err() {
+            self.metrics.peer_answers_dropped.inc();
+        }
         if let Some(peer) = self.accepted_peers.get_mut(&conn) {
             if let Some(state) = peer.streams.get_mut(&stream).filter(|s| s.owed > 0) {
                 state.owed -= 1;
