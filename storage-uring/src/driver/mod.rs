@@ -158,9 +158,15 @@ impl Storage {
         self.shared.core.borrow().machine.base(log)
     }
 
-    /// One past the last durable record.
+    /// One past the last durable record. While a truncation or a new start of the log is on its way, not above
+    /// where it cuts, whatever was appended behind it.
     pub fn durable_tail(&self, log: LogRef) -> u64 {
         self.shared.core.borrow().machine.durable_tail(log)
+    }
+
+    /// Whether nothing of a log is on its way, neither records nor events: `state` says what is on the disk.
+    pub fn is_settled(&self, log: LogRef) -> bool {
+        self.shared.core.borrow().machine.is_settled(log)
     }
 
     /// Highest generation on any record or event of the log.

@@ -51,6 +51,7 @@ impl CommitMachine {
         result: Result<usize, i32>,
         now_us: u64,
     ) {
+        self.writes_out.end(asked);
         let Some(at) = self.flight_index(id) else {
             return;
         };
@@ -120,6 +121,12 @@ impl CommitMachine {
 
     /// The next thing to do, if any.
     pub fn poll_action(&mut self, now_us: u64) -> Option<Action> {
+        let action = self.next_action(now_us)?;
+        self.writes_out.begin(&action);
+        Some(action)
+    }
+
+    fn next_action(&mut self, now_us: u64) -> Option<Action> {
         if let Some(action) = self.outbox.pop_front() {
             return Some(action);
         }
@@ -419,6 +426,9 @@ impl CommitMachine {
         let state = self.logs.get_mut(log);
         state.control.changes = changes;
         state.control.apply(change);
+        if change.cuts_from().is_some() {
+            state.on_cut_over();
+        }
         self.segments.on_event(state.id, &mut state.use_slot);
         if matches!(
             change,
@@ -529,6 +539,9 @@ impl CommitMachine {
                     state.accepted = pending.accepted_before;
                     state.queued_base = pending.base_before;
                     state.changes = pending.changes_before;
+                    if pending.change.cuts_from().is_some() {
+                        state.on_cut_over();
+                    }
                 }
             }
             state.tail = extent.tail_before;

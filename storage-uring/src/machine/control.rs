@@ -123,6 +123,15 @@ impl Change {
         }
     }
 
+    /// The lowest offset whose record it drops, if it drops any: all of them when the log starts anew.
+    pub fn cuts_from(&self) -> Option<u64> {
+        match self {
+            Self::Truncate(offset) => Some(*offset),
+            Self::Place(_) => Some(0),
+            Self::Base(_) | Self::Accept(_) | Self::Begin(_) => None,
+        }
+    }
+
     /// The base it leaves, if it moves it.
     pub fn new_base(&self) -> Option<u64> {
         match self {
@@ -299,7 +308,7 @@ pub struct LogView {
     pub base: u64,
     /// One past the last appended record, durable or not.
     pub tail: u64,
-    /// One past the last durable record.
+    /// One past the last durable record that no cut on its way is about to drop.
     pub durable_tail: u64,
     /// Highest accepted generation, durably.
     pub accepted: u64,

@@ -211,6 +211,9 @@ impl OpenGroup {
             .map_or(state.accepted, |g| g.max(state.accepted));
         state.queued_base = change.new_base().unwrap_or(state.queued_base);
         state.changes = number_after(state.changes);
+        if let Some(offset) = change.cuts_from() {
+            state.on_cut_queued(offset);
+        }
         let start = ExtentStart {
             log,
             kind: change.kind(),

@@ -89,6 +89,11 @@ pub(crate) struct LogState {
     pub accepted: u64,
     /// Events so far, durable or not.
     pub changes: u32,
+    /// Cuts (truncations and new starts) on their way, and the lowest offset any of them cuts at.
+    cuts_on_way: u32,
+    cut_floor: u64,
+    /// Cuts ever queued; tells a reader that the log was cut since it looked.
+    pub cuts: u32,
     /// Segment of the newest durable restatement; 0 when there is none in this core's directory.
     pub restated_in: u64,
     /// Where the log is in the list of the newest segment.
@@ -126,6 +131,9 @@ impl LogState {
             queued_base: seed.base,
             accepted: seed.control.accepted,
             changes: seed.control.changes,
+            cuts_on_way: 0,
+            cut_floor: u64::MAX,
+            cuts: 0,
             control: seed.control,
             restated_in: seed.restated_in,
             use_slot: UseSlot::default(),
@@ -145,6 +153,28 @@ impl LogState {
     /// Whether events of this log are on their way: its durable state is about to change.
     pub fn is_in_flux(&self) -> bool {
         self.changes != self.control.changes || self.queued_base != self.base
+    }
+
+    /// One past the last record that is durable and is not about to be cut. Records appended behind a cut that
+    /// is on its way have the offsets of those it cuts: until the cut is durable they count as not there.
+    pub fn settled_tail(&self) -> u64 {
+        self.durable_tail.min(self.tail).min(self.cut_floor)
+    }
+
+    /// A cut was queued: nothing from `offset` on is settled until it is durable.
+    pub fn on_cut_queued(&mut self, offset: u64) {
+        self.cuts = self.cuts.wrapping_add(1);
+        self.cuts_on_way += 1;
+        self.cut_floor = self.cut_floor.min(offset);
+    }
+
+    /// A cut became durable, or was undone. While others are on their way the floor stays where it is, so that
+    /// a settled tail never falls but by a cut.
+    pub fn on_cut_over(&mut self) {
+        self.cuts_on_way -= 1;
+        if self.cuts_on_way == 0 {
+            self.cut_floor = u64::MAX;
+        }
     }
 
     /// Records of this log became durable.

@@ -17,6 +17,7 @@ pub(crate) mod group;
 pub(crate) mod logs;
 mod recent;
 mod reclaim;
+mod writes;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -221,6 +222,7 @@ pub struct CommitMachine {
     close_requested: bool,
     closed: bool,
     outbox: VecDeque<Action>,
+    writes_out: writes::WritesOut,
     completions: VecDeque<Completion>,
     /// Logs whose base rose since somebody asked; each once.
     raised: VecDeque<LogRef>,
@@ -264,6 +266,7 @@ impl CommitMachine {
             close_requested: false,
             closed: false,
             outbox: VecDeque::new(),
+            writes_out: writes::WritesOut::default(),
             completions: VecDeque::new(),
             raised: VecDeque::new(),
             spare_lists: Vec::new(),
@@ -297,10 +300,15 @@ impl CommitMachine {
         self.logs.get(log).base
     }
 
-    /// One past the last durable record.
+    /// One past the last durable record that no cut on its way is about to drop.
     pub fn durable_tail(&self, log: LogRef) -> u64 {
+        self.logs.get(log).settled_tail()
+    }
+
+    /// Whether nothing of a log is on its way, neither records nor events: its state is the durable one.
+    pub fn is_settled(&self, log: LogRef) -> bool {
         let state = self.logs.get(log);
-        state.durable_tail.min(state.tail)
+        state.settled_tail() == state.tail && !state.is_in_flux()
     }
 
     /// Highest generation any extent of the log carries.

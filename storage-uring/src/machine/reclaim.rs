@@ -6,8 +6,9 @@
 //! is durable, the segment goes.
 //!
 //! Invariants:
-//! - INV-S5: a segment is given back only when every record in it is below its log's durable base, and every
-//!   event in it is covered by a durable restatement in a later segment;
+//! - INV-S5: a segment is given back only when every record in it is below its log's durable base, every
+//!   event in it is covered by a durable restatement in a later segment, and the device has no write for it
+//!   any more: its file is used again;
 //! - INV-S6: one segment at a time is on its way to being given back; the record of freed segments names it
 //!   before its file goes;
 //! - INV-S7: what reclaiming queues never makes an append wait for room in the queue.
@@ -332,7 +333,12 @@ impl CommitMachine {
             is_needed, missing, ..
         } = self.reclaim.cursor;
         if !is_needed && missing == 0 && self.reclaim.leaving.is_none() {
-            self.free(segment);
+            if self.writes_out.reach(segment) {
+                // One of a group that was undone: the next sweep looks again.
+                self.reclaim.note_news();
+            } else {
+                self.free(segment);
+            }
         }
         self.go_to(segment + 1);
     }

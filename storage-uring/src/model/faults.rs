@@ -6,7 +6,7 @@ use super::{
 };
 use crate::error::{AppendError, CommitError};
 use crate::format::SECTOR;
-use crate::machine::{Action, ControlEvent};
+use crate::machine::{Action, CommitMachine, ControlEvent};
 use crate::recovery::settle;
 
 fn outcomes(sim: &mut Sim) -> Vec<Result<(), CommitError>> {
@@ -374,6 +374,58 @@ fn a_batch_behind_an_undone_truncation_is_not_stored_in_part() {
     refuse_first_write(&mut sim);
     assert_eq!(outcomes(&mut sim), [Err(CommitError::DiskFull); 2]);
     assert_eq!(sim.machine.tail(log), 4);
+}
+
+#[test]
+fn what_a_cut_on_its_way_drops_counts_as_durable_no_more() {
+    let mut sim = Sim::new(SimOptions::default());
+    let log = sim.log(0);
+    let records = |text: &'static str, count: usize| vec![text.as_bytes(); count].into_iter();
+    sim.append(0, &vec![b"old".to_vec(); 20]);
+    sim.settle();
+    sim.keeps_shadows = false;
+    let machine = &mut sim.machine;
+    assert_eq!(
+        (machine.durable_tail(log), machine.is_settled(log)),
+        (20, true)
+    );
+    // Cut at 10; what is appended behind it has the offsets of what is cut.
+    let cut = |machine: &mut CommitMachine, event, count| {
+        assert_eq!(machine.push_control(log, event, 7, 0, 0), Ok(()));
+        assert!(!machine.is_settled(log), "{event:?}");
+        (machine.append(log, 1, 7, 0, records("new", count), 0)).expect("is taken");
+    };
+    cut(machine, ControlEvent::Truncate(10), 5);
+    let seen =
+        |machine: &CommitMachine| (machine.durable_tail(log), machine.view(log).durable_tail);
+    assert_eq!((machine.tail(log), seen(machine)), (15, (10, 10)));
+    assert_eq!(machine.read_recent(log, 10, 100), None, "an old one");
+    let read = machine.read_recent(log, 8, 100).expect("is there");
+    assert_eq!((read.next_offset, &read.records[1][..]), (10, &b"old"[..]));
+    // A second cut and the start of a flight between them change nothing of that.
+    sim.pump();
+    cut(&mut sim.machine, ControlEvent::Truncate(12), 3);
+    assert_eq!(seen(&sim.machine), (10, 10));
+    sim.finish(0);
+    let first_is_durable = sim.machine.read_recent(log, 10, 100);
+    assert_eq!(
+        first_is_durable, None,
+        "never above a cut while one is on its way"
+    );
+    sim.settle();
+    assert_eq!(
+        (seen(&sim.machine), sim.machine.is_settled(log)),
+        ((15, 15), true)
+    );
+    let read = sim.machine.read_recent(log, 9, 100).expect("is there");
+    assert_eq!(&read.records[1][..], b"new");
+    // A new start drops everything; undone, it has dropped nothing.
+    cut(&mut sim.machine, ControlEvent::Place(5), 9);
+    assert_eq!((sim.machine.tail(log), seen(&sim.machine)), (14, (0, 0)));
+    sim.pump();
+    refuse_first_write(&mut sim);
+    assert_eq!((sim.machine.tail(log), seen(&sim.machine)), (15, (15, 15)));
+    assert!(sim.machine.is_settled(log));
 }
 
 #[test]

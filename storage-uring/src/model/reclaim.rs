@@ -3,7 +3,7 @@
 //! `FELIX_MODEL_HISTORIES` sets the number of random histories (default 40).
 
 use super::log_state::{histories, Plain, World};
-use super::{payload, recover, Images, Rng, SimOptions, FREED};
+use super::{payload, recover, write_id, Images, Rng, Sim, SimOptions, FREED};
 use crate::format::freed::FreedRuns;
 use crate::machine::{ControlEvent, Retention};
 
@@ -316,6 +316,44 @@ fn what_was_appended_behind_a_cut_is_not_given_up_with_what_was_cut() {
         assert_eq!(world.sim.machine.base(log), 15);
         world.check(&recover(world.sim.durable.clone()));
     }
+}
+
+#[test]
+fn a_segment_waits_for_the_writes_of_what_was_undone() {
+    let mut rng = Rng(7);
+    let mut sim = Sim::new(SimOptions::default());
+    sim.append(0, &[payload(&mut rng, 5000)]);
+    sim.settle();
+    // A group in two transfers: one finds no space, the other one is stuck.
+    sim.append(0, &[payload(&mut rng, 12_000)]);
+    sim.pump();
+    let [refused, stuck] = [sim.pending.remove(0), sim.pending.remove(0)].map(|it| it.action);
+    assert!(sim.pending.is_empty());
+    let id = write_id(&refused);
+    (sim.machine).on_write_done(id, &refused, Err(libc::ENOSPC), 0);
+    sim.collect();
+    assert_eq!(sim.machine.tail(sim.logs[&0]), 1, "undone");
+    let log = sim.logs[&0];
+    (sim.machine)
+        .push_control(log, ControlEvent::Base(1), 1, 0, 0)
+        .expect("is taken");
+    for _ in 0..30 {
+        sim.append(1, &[payload(&mut rng, 9000)]);
+        sim.settle();
+    }
+    let sweep = |sim: &mut Sim| {
+        for _ in 0..10 {
+            sim.machine.reclaim(10, 0, 1000);
+            sim.settle();
+        }
+    };
+    sweep(&mut sim);
+    assert!(sim.leaving.is_empty(), "the write may land in it yet");
+    assert!(sim.machine.may_give_back(), "and it is not forgotten");
+    sim.store(&stuck);
+    (sim.machine).on_write_done(write_id(&stuck), &stuck, Ok(8192), 0);
+    sweep(&mut sim);
+    assert_eq!(sim.leaving.front().map(|(segment, _)| *segment), Some(1));
 }
 
 #[test]

@@ -212,10 +212,19 @@ impl Rig {
         let mut readable = tracked.acked.clone();
         let acked = readable.tail().min(tracked.submitted.tail());
         readable.records.extend(begun);
+        let cuts = tracked.pending.iter().filter_map(|op| match op {
+            Op::Truncate(to) => Some(*to),
+            Op::Place(_) => Some(0),
+            _ => None,
+        });
+        let lowest_cut = cuts.min();
         let Some(batch) = batch else {
-            assert!(from >= acked, "{from} of {acked} is not read");
+            let is_cut = lowest_cut.is_some();
+            assert!(is_cut || from >= acked, "{from} of {acked} is not read");
             return;
         };
+        let is_kept = lowest_cut.is_none_or(|cut| batch.next_offset <= cut);
+        assert!(is_kept, "{from}..{} is being cut", batch.next_offset);
         let count = batch.records.len();
         let log = self.sim.logs[&shard];
         assert!(count > 0 && batch.first_offset == from);

@@ -199,9 +199,8 @@ impl Core {
             return;
         }
         let storage = &self.storage;
-        self.shipping
-            .lost
-            .retain(|log| storage.durable_tail(*log) < storage.tail(*log));
+        // Not merely without records on their way: a new leader's cut may have dropped them from the tail already.
+        self.shipping.lost.retain(|log| !storage.is_settled(*log));
     }
 
     /// Makes the machine of the shard's generation, once its logs are quiet: what an earlier role
@@ -213,7 +212,7 @@ impl Core {
         let is_quiet = led
             .logs
             .iter()
-            .all(|(_, log)| self.storage.tail(*log) == self.storage.durable_tail(*log));
+            .all(|(_, log)| self.storage.is_settled(*log));
         if !is_quiet {
             if !self.shipping.settling.contains(&at) {
                 self.shipping.settling.push(at);
