@@ -216,6 +216,16 @@ impl SegmentTable {
         given_up
     }
 
+    /// The log of one entry was cut back to `end` in another core's directory. As for `on_truncate`, its bytes
+    /// count no more.
+    pub fn cut_entry(&mut self, seq: u64, at: usize, end: u64) {
+        self.set_bytes(seq, at, 0);
+        let segment = self.segments.get_mut(&seq);
+        if let Some(entry) = segment.and_then(|segment| segment.logs.get_mut(at)) {
+            entry.end = entry.end.min(end);
+        }
+    }
+
     /// The log was emptied: nothing of it is needed.
     pub fn on_place(&mut self, log: LogId) {
         let mut given_up = 0;

@@ -1,6 +1,6 @@
 //! A directory of format version 1 is read, and gone on with in version 2.
 
-use super::{payload, recover, Images, Rng, Sim, SimOptions, UUID};
+use super::{payload, recover, Images, Rng, Sim, SimOptions, FREED, UUID};
 use crate::format::extent::{ExtentHeader, EXTENT_HEADER_BYTES};
 use crate::format::group::{GroupHeader, GROUP_HEADER_BYTES};
 use crate::format::{put_u32, ALIGN};
@@ -75,4 +75,70 @@ fn version_1_is_read_and_gone_on_with() {
     assert_eq!((seed.control.accepted, &seed.damage), (4, &None));
     assert_eq!(records[..12], expected[..]);
     assert_eq!(records[12], b"after");
+}
+
+/// Appends without a shadow: offsets of a log that was cut are not those of what was submitted.
+fn append(sim: &mut Sim, shard: u32, payload: &[u8]) {
+    let log = sim.log(shard);
+    (sim.machine)
+        .append(log, 1, 7, 0, [payload].into_iter(), 99)
+        .expect("is taken");
+    sim.settle();
+}
+
+fn control(sim: &mut Sim, shard: u32, event: ControlEvent<'_>) {
+    let log = sim.log(shard);
+    (sim.machine)
+        .push_control(log, event, 7, 0, 99)
+        .expect("is taken");
+    sim.settle();
+}
+
+/// Fills more than a segment with records of a log that nothing else is about.
+fn fill(sim: &mut Sim) {
+    for _ in 0..10 {
+        append(sim, 1, &[1; 9000]);
+    }
+}
+
+#[test]
+fn a_cut_by_version_1_outlives_the_segment_it_was_in() {
+    let mut sim = Sim::new(SimOptions::default());
+    sim.keeps_shadows = false;
+    for old in 0..20u8 {
+        append(&mut sim, 0, &[old; 100]);
+    }
+    fill(&mut sim);
+    control(&mut sim, 0, ControlEvent::Truncate(15));
+    fill(&mut sim);
+    for new in 0..10u8 {
+        append(&mut sim, 0, &[100 + new; 100]);
+    }
+    let mut images = sim.durable.clone();
+    images.values_mut().for_each(|image| as_version_1(image));
+    let mut next = Sim::start(SimOptions::default(), recover(images), 2);
+    next.keeps_shadows = false;
+    fill(&mut next);
+    let tail = next.machine.tail(next.logs[&1]);
+    control(&mut next, 1, ControlEvent::Base(tail));
+    fill(&mut next);
+    let mut freed = Vec::new();
+    for _ in 0..20 {
+        next.machine.reclaim(10, 0, 10_000);
+        next.settle();
+        if let Some((segment, record)) = next.leaving.pop_front() {
+            next.durable.insert(FREED, record);
+            next.durable.remove(&segment);
+            next.machine.on_segment_freed(segment);
+            freed.push(segment);
+        }
+    }
+    assert!(freed.len() > 1, "the segment with the cut went: {freed:?}");
+    let found = recover(next.durable.clone());
+    assert_eq!((found.damages, found.cuts), (0, 0), "{}", found.notes);
+    let (seed, records) = &found.logs[&0];
+    assert_eq!((seed.tail, &seed.damage), (25, &None));
+    let first: Vec<u8> = records.iter().map(|record| record[0]).collect();
+    let expected: Vec<u8> = (0..15).chain(100..110).collect();
+    assert_eq!(first, expected);
 }

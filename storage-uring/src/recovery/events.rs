@@ -44,6 +44,20 @@ pub(crate) struct Chapter {
     pub events: Vec<ScanEvent>,
 }
 
+impl Chapter {
+    /// The lowest tail the log had at any time in it, as far as its events tell: records of earlier chapters at
+    /// or above that were cut.
+    pub fn lowest(&self) -> u64 {
+        let tails = self.events.iter().filter_map(|event| match event {
+            ScanEvent::Run(run) => Some(run.first),
+            ScanEvent::Change(change, _) => change.cuts_from(),
+            ScanEvent::Restated(restated) => Some(restated.tail),
+            ScanEvent::Suspect(_) | ScanEvent::Damaged(_) => None,
+        });
+        tails.min().unwrap_or(u64::MAX)
+    }
+}
+
 /// What one core directory holds of each log.
 #[derive(Debug, Default)]
 pub(crate) struct Chapters {
@@ -212,11 +226,14 @@ impl Assembly {
             // Nothing but records can be missing, and that shows as a gap: the loss before was of other logs.
             self.suspect = None;
         }
-        if run.first > self.seed.tail || (run.first < self.seed.tail && no_change_lost) {
+        // Version 1 numbered no events: a cut may have been between, in a segment that was given back since.
+        let may_be_cut = !no_change_lost || run.changes == 0;
+        if run.first > self.seed.tail || (run.first < self.seed.tail && !may_be_cut) {
             let (from, to) = (self.seed.tail.min(run.first), self.seed.tail.max(run.first));
             self.gaps.push((from, to));
         } else if run.first < self.seed.tail {
             // The cut before it is not here; unless a restatement follows, the log is refused for that.
+            self.lost_change = true;
             self.seed.index.on_truncate(run.first);
             cut_gaps(&mut self.gaps, run.first);
         }
@@ -367,5 +384,38 @@ mod tests {
         for number in [2, u32::MAX] {
             assert!(after_the_last(number).damage.is_some(), "{number}");
         }
+    }
+
+    #[test]
+    fn what_was_cut_before_events_had_numbers_is_known_by_a_restatement_alone() {
+        let run = |first, end, changes| {
+            ScanEvent::Run(Run {
+                first,
+                end,
+                changes,
+                ..Run::default()
+            })
+        };
+        let restated = || {
+            ScanEvent::Restated(Box::new(Restated {
+                base: 0,
+                tail: 25,
+                generation: 0,
+                control: Control::default(),
+            }))
+        };
+        let damage = |events: Vec<ScanEvent>| {
+            let mut assembly = Assembly::default();
+            events.into_iter().for_each(|event| assembly.apply(event));
+            assembly.finish().damage
+        };
+        // Records that begin below the tail, and no cut between: it was lost, or given back with its segment.
+        let overlap = || vec![run(0, 20, 0), run(15, 25, 0)];
+        assert!(damage(overlap()).is_some());
+        let mut closed = overlap();
+        closed.push(restated());
+        assert_eq!(damage(closed), None);
+        // A gap is one, whatever restates the tail behind it.
+        assert!(damage(vec![run(0, 20, 0), run(22, 25, 0), restated()]).is_some());
     }
 }

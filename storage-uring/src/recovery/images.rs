@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::scan::{scan_core, CoreScan, ScanOptions};
 use super::settle::{self, SettleStep};
-use super::{put_together, Logs};
+use super::{put_together, Logs, PutTogether};
 use super::{ImageSource, RecoveryProgress, RecoveryReport, SegmentInput};
 use crate::error::{ReadError, StorageError};
 use crate::format::freed::FreedRuns;
@@ -69,7 +69,7 @@ pub fn recover_images(uuid: &DataUuid, images: &mut Images) -> Result<ImageRecov
     for scan in &scans {
         settle_images(images, scan);
     }
-    let (report, logs, _) = put_together(0, scans);
+    let PutTogether { report, logs, .. } = put_together(0, scans);
     Ok(ImageRecovery { report, logs })
 }
 

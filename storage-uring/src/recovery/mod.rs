@@ -9,6 +9,7 @@
 mod chain;
 pub(crate) mod events;
 pub mod images;
+mod moved;
 mod progress;
 mod repair;
 pub(crate) mod scan;
@@ -38,6 +39,7 @@ use crate::format::{DataUuid, HeaderFault, FORMAT_VERSION};
 use crate::machine::LogSeed;
 use crate::name::{LogId, LogName};
 use crate::usage::SegmentTable;
+use moved::{Directory, Held, Moved};
 use scan::{CoreScan, ScanOptions};
 
 /// What recovery did and found; for the start-up log and the status output.
@@ -93,6 +95,8 @@ pub struct RecoveredSet {
     ends: HashMap<u16, CoreEnd>,
     logs: Mutex<HashMap<LogId, RecoveredLog>>,
     segments: Mutex<HashMap<u16, CoreSegments>>,
+    /// What logs that lie in several directories hold in each.
+    held: Held,
 }
 
 /// What recovery knows about the segments of one core directory.
@@ -129,7 +133,12 @@ pub fn recover_with(
         ends.insert(scan.core, core_end(layout, scan)?);
         settle::carry_out(layout, scan, data_dir.meta.boot_epoch)?;
     }
-    let (mut report, logs, segments) = put_together(data_dir.meta.boot_epoch, scans);
+    let PutTogether {
+        mut report,
+        logs,
+        segments,
+        held,
+    } = put_together(data_dir.meta.boot_epoch, scans);
     report.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     log_report(&report);
     let logs = logs
@@ -152,6 +161,7 @@ pub fn recover_with(
         ends,
         logs: Mutex::new(logs),
         segments: Mutex::new(segments),
+        held,
     }))
 }
 
@@ -190,7 +200,9 @@ pub(crate) fn scan_read_only(
             other => break other?,
         }
     };
-    let (mut report, logs, _) = put_together(meta.boot_epoch, scans);
+    let PutTogether {
+        mut report, logs, ..
+    } = put_together(meta.boot_epoch, scans);
     report.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     Ok(ReadOnlyLogs { report, logs })
 }
@@ -321,10 +333,15 @@ fn core_end(layout: &Layout, scan: &CoreScan) -> Result<CoreEnd, StorageError> {
 
 pub(crate) type Logs = HashMap<LogId, (Option<LogName>, LogSeed)>;
 
-fn put_together(
-    boot_epoch: u64,
-    scans: Vec<CoreScan>,
-) -> (RecoveryReport, Logs, HashMap<u16, CoreSegments>) {
+/// The scans of all core directories as one.
+struct PutTogether {
+    report: RecoveryReport,
+    logs: Logs,
+    segments: HashMap<u16, CoreSegments>,
+    held: Held,
+}
+
+fn put_together(boot_epoch: u64, scans: Vec<CoreScan>) -> PutTogether {
     let mut report = RecoveryReport {
         boot_epoch,
         ..RecoveryReport::default()
@@ -333,6 +350,7 @@ fn put_together(
     let mut losses = Vec::new();
     let mut core_counts = HashMap::new();
     let mut segments = HashMap::new();
+    let mut epochs = HashMap::new();
     for scan in scans {
         report.cores.push(settle::verdict(&scan));
         let of_core = CoreSegments {
@@ -354,10 +372,20 @@ fn put_together(
         );
         losses.extend(scan.losses);
         core_counts.extend(scan.core_counts);
+        epochs.insert(scan.core, scan.epochs);
         cores.push((scan.core, scan.chapters));
     }
+    let moved = Moved::find(&cores);
     let mut logs = events::assemble(cores, &losses, &core_counts);
-    for of_core in segments.values_mut() {
+    let mut held = Held::default();
+    for (core, of_core) in &mut segments {
+        let mut directory = Directory {
+            core: *core,
+            table: &mut of_core.table,
+            epochs: &epochs[core],
+        };
+        moved.cut(&mut directory);
+        moved.count(&directory, &logs, &mut held);
         count_held(&mut of_core.table, &mut logs);
     }
     report.logs = logs.len() as u64;
@@ -370,7 +398,12 @@ fn put_together(
         }
     }
     report.refused.sort();
-    (report, logs, segments)
+    PutTogether {
+        report,
+        logs,
+        segments,
+        held,
+    }
 }
 
 /// Counts what each log holds in the segments of one core directory.
@@ -480,6 +513,12 @@ impl RecoveredSet {
         }
         log.taken_by = Some(core);
         let mut seed = std::mem::take(&mut log.seed);
+        // Retention on a core looks at its own directory: what lies in others must not make anything go there.
+        seed.held_bytes = match self.held.get(&name.id()) {
+            Some(by_core) => by_core.get(&core).copied().unwrap_or(0),
+            None if seed.home.is_some_and(|(home, _)| home == core) => seed.held_bytes,
+            None => 0,
+        };
         let segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
         let restated = segments
             .get(&core)

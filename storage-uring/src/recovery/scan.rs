@@ -108,6 +108,8 @@ pub(crate) struct CoreScan {
     pub trim: Option<(u64, u64)>,
     /// Number of cores in each epoch that created a segment here.
     pub core_counts: Vec<(u64, u16)>,
+    /// Epoch that wrote each live segment, where its header tells.
+    pub epochs: HashMap<u64, u64>,
     /// What the segments are good for.
     pub uses: SegmentTable,
     /// Segment of the newest restatement of each log.
@@ -172,6 +174,9 @@ pub(crate) fn scan_core(
         strays,
         trim: None,
         core_counts: live.iter().filter_map(|segment| segment.born).collect(),
+        epochs: (live.iter())
+            .filter_map(|segment| Some((segment.seq, segment.born?.0)))
+            .collect(),
         uses: SegmentTable::default(),
         restated: HashMap::new(),
         freed,

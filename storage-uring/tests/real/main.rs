@@ -1,6 +1,7 @@
 //! Tests of a real storage with O_DIRECT, on the file system of the build directory and on small ones.
 
 mod common;
+mod core_counts;
 mod device;
 mod faults;
 mod killed;
