@@ -15,7 +15,8 @@ use crate::index::{Interval, Stretch};
 use crate::machine::ReadBatch;
 use crate::name::LogId;
 
-/// Bytes read around an extent header: two blocks before its own, so that small neighbours come along.
+/// Bytes read around an extent header: two blocks before its own, so that small neighbours come along. Where the
+/// extent passed last lay further away than that, only the blocks of an extent of its size are read.
 const BEHIND: u64 = 2 * ALIGN as u64;
 const WINDOW: u64 = 4 * ALIGN as u64;
 /// Extents one walk may pass; a longer chain means the index and the log contradict each other.
@@ -65,6 +66,8 @@ pub struct ReadWalk {
     hops: u32,
     found: Vec<Found>,
     window: Option<(WantedRead, Bytes)>,
+    /// The extent passed last, and its length.
+    passed: Option<(Place, u64)>,
     /// A read that probably has everything; the walk fetches what it lacks.
     at_once: Option<WantedRead>,
     forward: bool,
@@ -84,6 +87,7 @@ impl ReadWalk {
             hops: 0,
             found: Vec::new(),
             window: None,
+            passed: None,
             at_once: None,
             forward: false,
             batch: ReadBatch {
@@ -156,18 +160,18 @@ impl ReadWalk {
             return Err(damaged(place, "the chain of extents ends too early"));
         }
         let (Some(at), Some((_, window))) = (self.in_window(place, 0), &self.window) else {
-            if self.window_is_not(header_window(place)) {
-                return Ok(Some(header_window(place)));
+            if let Some(window) = self.next_window(place) {
+                return Ok(Some(window));
             }
             return Err(damaged(place, "the segment ends before an extent"));
         };
         let bytes = window.slice(at..);
         let header = match ExtentHeader::decode(&bytes) {
             Ok(header) => header,
-            Err(HeaderFault::Short) if self.window_is_not(header_window(place)) => {
-                return Ok(Some(header_window(place)));
-            }
-            Err(_) => return Err(damaged(place, "an extent header is not readable")),
+            Err(fault) => match self.next_window(place) {
+                Some(window) if fault == HeaderFault::Short => return Ok(Some(window)),
+                _ => return Err(damaged(place, "an extent header is not readable")),
+            },
         };
         if header.log != self.log || header.kind != ExtentKind::Records {
             return Err(damaged(
@@ -180,6 +184,7 @@ impl ReadWalk {
             return Err(damaged(place, "the chain of extents does not end"));
         }
         self.cursor = header.prev;
+        self.passed = Some((place, header.total_len() as u64));
         if header.first_offset < self.cap {
             let total = header.total_len();
             // Small extents are copied out, so that a chain of them does not hold a window each.
@@ -202,8 +207,34 @@ impl ReadWalk {
         Ok(None)
     }
 
-    fn window_is_not(&self, read: WantedRead) -> bool {
-        self.window.as_ref().is_none_or(|(last, _)| *last != read)
+    /// The read of an extent's header; none when it was made and did not help.
+    fn next_window(&self, place: Place) -> Option<WantedRead> {
+        let last = self.window.as_ref().map(|(last, _)| *last);
+        let wide = header_window(place);
+        match self.narrow_window(place) {
+            _ if last == Some(wide) => None,
+            Some(narrow) if last != Some(narrow) => Some(narrow),
+            _ => Some(wide),
+        }
+    }
+
+    /// The blocks of an extent as long as the one passed last, when that one lay far from it: then nothing else
+    /// of the log is likely to be near.
+    fn narrow_window(&self, place: Place) -> Option<WantedRead> {
+        let (passed, len) = self.passed?;
+        let is_here = (passed.core, passed.segment) == (place.core, place.segment);
+        let distance = u64::from(passed.position.saturating_sub(place.position));
+        if is_here && distance <= BEHIND {
+            return None;
+        }
+        let position = u64::from(place.position) / ALIGN as u64 * ALIGN as u64;
+        let end = align_up(u64::from(place.position) + len.min(EXTENT_BYTES));
+        Some(WantedRead {
+            core: place.core,
+            segment: place.segment,
+            position,
+            len: end - position,
+        })
     }
 
     /// Index into the window of a place, when at least `len` bytes follow it there.

@@ -169,15 +169,25 @@ impl AppendArgs {
 
     /// Rows of the table of reads.
     pub(super) fn read_shapes(&self) -> Vec<ReadBench> {
-        let shape = |shards, read_bytes| ReadBench {
+        let shape = |shards, batch, read_bytes| ReadBench {
             shards,
             payload_bytes: 1024,
-            batch: MATRIX_BATCH,
-            total_bytes: COLD_BYTES,
+            batch,
+            // Single records of many shards lie so far apart that an eighth of it takes as long.
+            total_bytes: if batch == 1 {
+                COLD_BYTES / 8
+            } else {
+                COLD_BYTES
+            },
             read_bytes,
             cpu: None,
         };
-        vec![shape(1, 1 << 20), shape(1, 64 << 10), shape(64, 1 << 20)]
+        vec![
+            shape(1, MATRIX_BATCH, 1 << 20),
+            shape(1, MATRIX_BATCH, 64 << 10),
+            shape(64, MATRIX_BATCH, 1 << 20),
+            shape(64, 1, 1 << 20),
+        ]
     }
 
     /// Rows of the table of starts.

@@ -32,12 +32,16 @@ pub struct TailCell {
 pub struct ReadCell {
     /// Logs, written in turn and read one after the other.
     pub shards: u32,
+    /// Records of one append.
+    pub batch: u32,
     /// Payload asked for in one read.
     pub read_bytes: u64,
     /// 10^6 payload bytes a second.
     pub payload_mb_per_s: Spread,
     /// Mean bytes of a device read.
     pub device_read_bytes: f64,
+    /// Bytes from the device by those of payload.
+    pub amplification: f64,
     /// Bytes from the device a second, by those of raw reads of that size, both one at a time.
     pub ratio_to_raw: Spread,
     /// CPU seconds of the core for each second.
@@ -86,9 +90,11 @@ pub(super) fn measure_cold(bench: &Bench, shape: &ReadBench) -> Result<ReadCell>
     let spread = |of: fn(&ReadReport) -> f64| Spread::of(runs.iter().map(of));
     Ok(ReadCell {
         shards: shape.shards,
+        batch: shape.batch,
         read_bytes: shape.read_bytes as u64,
         payload_mb_per_s: spread(|run| run.payload_mb_per_s),
         device_read_bytes: spread(|run| run.device_read_bytes).median,
+        amplification: spread(|run| run.device_mb_per_s / run.payload_mb_per_s.max(1e-9)).median,
         ratio_to_raw: spread(ReadReport::ratio),
         cpu_share: spread(|run| run.cpu_share).median,
         recovery_s: spread(|run| run.recovery_s),

@@ -91,11 +91,13 @@ pub(super) fn tail(out: &mut dyn Write, cell: &TailCell) -> Result<()> {
 pub(super) fn read_head(out: &mut dyn Write) -> Result<()> {
     writeln!(
         out,
-        "{:>6} {:>10} {:>18} {:>12} {:>18} {:>6} {:>18} {:>18}",
+        "{:>6} {:>5} {:>10} {:>18} {:>12} {:>8} {:>18} {:>6} {:>18} {:>18}",
         "shards",
+        "batch",
         "read of",
         "payload MB/s",
         "KiB/device",
+        "x device",
         "of raw reads",
         "CPU",
         "recovery s",
@@ -108,10 +110,12 @@ pub(super) fn read(out: &mut dyn Write, cell: &ReadCell) -> Result<()> {
     let rates = format!("{:.0} ({:.0}-{:.0})", rate.median, rate.min, rate.max);
     writeln!(
         out,
-        "{:>6} {:>10} {rates:>18} {:>12.1} {:>18} {:>6.2} {:>18} {:>18}",
+        "{:>6} {:>5} {:>10} {rates:>18} {:>12.1} {:>8.2} {:>18} {:>6.2} {:>18} {:>18}",
         cell.shards,
+        cell.batch,
         cell.read_bytes,
         cell.device_read_bytes / 1024.0,
+        cell.amplification,
         ratio(&cell.ratio_to_raw),
         cell.cpu_share,
         ratio(&cell.recovery_s),

@@ -1,24 +1,32 @@
 //! Reads of older data: drives a `ReadWalk` with reads through the ring.
 
 use std::cell::RefCell;
-use std::future::poll_fn;
+use std::future::{poll_fn, Future};
 use std::rc::Rc;
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use shard_executor::rt::spawn_local;
 
-use super::ahead::{AheadSlot, Wanted};
+use super::ahead::{split_off, Ahead, AheadSlot, Version};
 use super::ring::{ReadOp, ReadSlot};
 use super::Shared;
 use crate::error::ReadError;
 use crate::format::ALIGN;
+use crate::index::INDEX_EVERY_BYTES;
+use crate::machine::logs::LogState;
 use crate::machine::{LogRef, ReadBatch};
 use crate::slab::Draft;
 use crate::walk::{ReadWalk, WalkStep, WantedRead, EXTENT_BYTES as LONGEST_EXTENT_BYTES};
 
 /// What a read of several extents may be longer than their distance: a block before and an extent behind.
 const READ_AROUND_BYTES: u64 = 128 * 1024;
+/// Stretches under way for one reader, the one it waits for included: as many as it takes to have this many
+/// bytes on their way, at most.
+const BYTES_OF_A_READER: u64 = 1 << 20;
+const READS_OF_A_READER: usize = 8;
+/// Who asks for little at a time is read ahead this much at least.
+const REACH_MIN_BYTES: u64 = 256 * 1024;
 
 /// Counts a read for as long as it lives, also when its future is dropped. Taken without a wait after its walk
 /// is chosen: from then on no segment the walk may lead through is given back.
@@ -50,25 +58,23 @@ pub(super) async fn read(
     from: u64,
     max_bytes: usize,
 ) -> Result<ReadBatch, ReadError> {
-    let made = take_ahead(shared, log, from, max_bytes);
-    // Before the wait, so that the disk has the next read while this one is looked through.
+    // Before the wait, so that the disk has the next reads while this one is looked through.
     let goes_on = shared.core.borrow_mut().ahead.goes_on(log, from);
     if goes_on {
-        let first = start(shared, log, from, max_bytes)?;
-        if let Some(next) = first.and_then(|first| first.next) {
-            read_ahead(shared, log, next, max_bytes);
-        }
+        read_ahead(shared, log, from, max_bytes);
     }
+    let now = version(shared, log);
+    let made = shared.core.borrow_mut().ahead.take(now, from);
     let batch = match made {
-        Some(made) => answer_of(shared, made).await,
+        Some(made) => answer_of(shared, made, max_bytes).await,
         None => None,
     };
     let was_made = batch.is_some();
     let batch = match batch {
         Some(batch) => batch,
         // Chosen only now: the log may have changed while an answer was waited for.
-        None => match start(shared, log, from, max_bytes)? {
-            Some(start) => run(Permit::take(shared)?, start.walk).await?,
+        None => match from_disk(shared, log, from, max_bytes).await? {
+            Some(batch) => batch,
             None => return Ok(from_memory(shared, log, from, max_bytes)),
         },
     };
@@ -77,6 +83,27 @@ pub(super) async fn read(
     core.reads_ahead += u64::from(was_made);
     drop(core);
     Ok(batch)
+}
+
+/// Reads the disk; none when memory has it or there is nothing to read. When the log was cut meanwhile, what was
+/// read may be what was cut, under offsets that are others' by now: then it is read anew.
+async fn from_disk(
+    shared: &Rc<Shared>,
+    log: LogRef,
+    from: u64,
+    max_bytes: usize,
+) -> Result<Option<ReadBatch>, ReadError> {
+    let cuts = || shared.core.borrow().machine.log_state(log).cuts;
+    loop {
+        let cuts_before = cuts();
+        let Some(start) = start(shared, log, from, max_bytes)? else {
+            return Ok(None);
+        };
+        let result = run(&Permit::take(shared)?, start).await;
+        if cuts() == cuts_before {
+            return result.map(Some);
+        }
+    }
 }
 
 /// What memory has of a log; no record when it has none or there is none.
@@ -90,33 +117,23 @@ fn from_memory(shared: &Rc<Shared>, log: LogRef, from: u64, max_bytes: usize) ->
     })
 }
 
-/// The question as it is put now.
-fn question(shared: &Rc<Shared>, log: LogRef, from: u64, max_bytes: usize) -> Wanted {
-    let changes = shared.core.borrow().machine.log_state(log).changes;
-    Wanted {
+/// The log as it is now.
+fn version(shared: &Rc<Shared>, log: LogRef) -> Version {
+    let core = shared.core.borrow();
+    let state = core.machine.log_state(log);
+    Version {
         log,
-        from,
-        max_bytes,
-        changes,
+        changes: state.changes,
+        cuts: state.cuts,
     }
 }
 
-/// The read made ahead for this question, if there is one.
-fn take_ahead(
-    shared: &Rc<Shared>,
-    log: LogRef,
-    from: u64,
-    max_bytes: usize,
-) -> Option<(Wanted, Rc<RefCell<AheadSlot>>)> {
-    let wanted = question(shared, log, from, max_bytes);
-    let slot = shared.core.borrow_mut().ahead.take(&wanted)?;
-    Some((wanted, slot))
-}
-
-/// What a read made ahead found; none when it failed: then the read is made anew, and its own error is told.
+/// At most `max_bytes` of a stretch that was read ahead; the rest is kept. None when it failed: then the read is
+/// made anew, and its own error is told.
 async fn answer_of(
     shared: &Rc<Shared>,
-    (wanted, slot): (Wanted, Rc<RefCell<AheadSlot>>),
+    (ahead, slot): (Ahead, Rc<RefCell<AheadSlot>>),
+    max_bytes: usize,
 ) -> Option<ReadBatch> {
     let result = poll_fn(|cx| {
         let mut slot = slot.borrow_mut();
@@ -130,43 +147,132 @@ async fn answer_of(
     })
     .await;
     // An event may have cut the log while this waited.
-    let is_same = question(shared, wanted.log, wanted.from, wanted.max_bytes) == wanted;
-    result
-        .ok()
-        .filter(|batch| is_same && batch.next_offset > wanted.from)
+    let is_same = version(shared, ahead.version.log) == ahead.version;
+    let usable = |batch: &ReadBatch| is_same && batch.next_offset > ahead.from;
+    let mut batch = result.ok().filter(usable)?;
+    if let Some(rest) = split_off(&mut batch, max_bytes) {
+        let kept = Ahead {
+            from: rest.first_offset,
+            end: rest.next_offset,
+            ..ahead
+        };
+        let mut core = shared.core.borrow_mut();
+        let now_us = core.now_us();
+        core.ahead.keep(kept, rest, now_us);
+    }
+    Some(batch)
 }
 
-/// Makes the read that will probably be asked for next. Does nothing when memory has it, when there is
-/// nothing to read, or when enough is under way.
+/// Reads the stretches that will be asked for, `from` the first one, as far as they are not being read already.
+/// Stops where memory goes on, where there is nothing to read, and when enough is under way.
 fn read_ahead(shared: &Rc<Shared>, log: LogRef, from: u64, max_bytes: usize) {
-    let Ok(Some(start)) = start(shared, log, from, max_bytes) else {
-        return;
-    };
     if shared.core.borrow().machine.log_state(log).is_in_flux() {
-        // The answer would be about the log as it will not be for long.
+        // It would be about the log as it will not be for long.
         return;
     }
-    let wanted = question(shared, log, from, max_bytes);
+    let version = version(shared, log);
+    let (mut at, mut bytes) = (from, 0);
+    for _ in 0..READS_OF_A_READER {
+        let known = shared.core.borrow().ahead.find(version, at);
+        let begun = known.or_else(|| begin_ahead(shared, version, at, max_bytes));
+        let Some(ahead) = begun else { return };
+        at = ahead.end;
+        bytes += ahead.bytes;
+        if bytes > BYTES_OF_A_READER {
+            return;
+        }
+    }
+}
+
+/// Begins to read the stretch at `from`.
+fn begin_ahead(
+    shared: &Rc<Shared>,
+    version: Version,
+    from: u64,
+    max_bytes: usize,
+) -> Option<Ahead> {
+    let (walk, ahead) = stretch_ahead(shared, version, from, max_bytes)?;
+    let permit = Permit::take(shared).ok()?;
     let slot = {
         let mut core = shared.core.borrow_mut();
         let now_us = core.now_us();
-        core.ahead.begin(wanted, now_us)
+        core.ahead.begin(ahead, now_us)?
     };
-    let Some(slot) = slot else { return };
-    let permit = Permit::take(shared);
-    let shared = Rc::clone(shared);
-    spawn_local(async move {
-        let result = match permit {
-            Ok(permit) => run(permit, start.walk).await,
-            Err(refused) => Err(refused),
-        };
-        shared.core.borrow_mut().ahead.end(&slot, result);
-    })
-    .detach();
+    let work = async move {
+        let result = run_ahead(&permit, walk, ahead.bytes, &slot).await;
+        let mut core = permit.shared.core.borrow_mut();
+        core.ahead.end(&slot, result);
+    };
+    let mut work = Box::pin(work);
+    // The device gets it at once, not only when whoever asked has to wait. Spawned, it is looked at again.
+    let mut nobody = Context::from_waker(Waker::noop());
+    if work.as_mut().poll(&mut nobody).is_pending() {
+        spawn_local(work).detach();
+    }
+    Some(ahead)
+}
+
+/// Which stretch to read ahead, as a whole: where it ends is known before it is read.
+fn stretch_ahead(
+    shared: &Rc<Shared>,
+    version: Version,
+    from: u64,
+    max_bytes: usize,
+) -> Option<(ReadWalk, Ahead)> {
+    let core = shared.core.borrow();
+    let state = core.machine.log_state(version.log);
+    let tail = core.machine.durable_tail(version.log);
+    if state.damage.is_some() || from < state.base || is_in_memory(state, from, tail) {
+        return None;
+    }
+    let of = |end, bytes| Ahead {
+        version,
+        from,
+        end,
+        bytes,
+    };
+    let longest = (core.max_transfer_bytes() as u64).saturating_sub(READ_AROUND_BYTES);
+    let reach = (max_bytes as u64)
+        .saturating_mul(4)
+        .max(REACH_MIN_BYTES)
+        .min(longest);
+    if let Some(stretch) = state.index.stretch(from, tail, reach) {
+        let bytes = stretch.span_bytes() + LONGEST_EXTENT_BYTES;
+        let walk = ReadWalk::of_stretch(state.id, from, bytes as usize, &stretch);
+        return Some((walk, of(stretch.interval.end, bytes)));
+    }
+    let interval = state.index.interval(from, tail)?;
+    let walk = ReadWalk::new(state.id, from, usize::MAX, interval);
+    let bytes = INDEX_EVERY_BYTES + LONGEST_EXTENT_BYTES;
+    Some((walk, of(interval.end, bytes)))
+}
+
+/// Carries a walk out that nobody waits for yet. Given up when it takes more memory than there is room for.
+async fn run_ahead(
+    permit: &Permit,
+    mut walk: ReadWalk,
+    room: u64,
+    slot: &Rc<RefCell<AheadSlot>>,
+) -> Result<ReadBatch, ReadError> {
+    let shared = &permit.shared;
+    let mut input = None;
+    loop {
+        match walk.step(input.take())? {
+            WalkStep::Done(batch) => return Ok(batch),
+            WalkStep::Read(wanted) => {
+                let more = wanted.len.saturating_sub(room + READ_AROUND_BYTES);
+                if more > 0 && !shared.core.borrow_mut().ahead.grow(slot, more) {
+                    return Err(ReadError::Overloaded);
+                }
+                let bytes = fetch(shared, wanted).await?;
+                input = Some((wanted, bytes));
+            }
+        }
+    }
 }
 
 /// Carries a walk out.
-async fn run(permit: Permit, mut walk: ReadWalk) -> Result<ReadBatch, ReadError> {
+async fn run(permit: &Permit, mut walk: ReadWalk) -> Result<ReadBatch, ReadError> {
     let shared = &permit.shared;
     let mut input = None;
     loop {
@@ -180,11 +286,10 @@ async fn run(permit: Permit, mut walk: ReadWalk) -> Result<ReadBatch, ReadError>
     }
 }
 
-/// A read of the disk that can begin.
-struct Start {
-    walk: ReadWalk,
-    /// The offset it ends at, when that is sure, and there is more behind it.
-    next: Option<u64>,
+/// Whether what is held in memory begins at or below `from`, or nothing durable is there.
+fn is_in_memory(state: &LogState, from: u64, tail: u64) -> bool {
+    let recent_from = state.recent.oldest_offset();
+    from >= tail || recent_from.is_some_and(|oldest| oldest <= from)
 }
 
 /// How a read begins; none when memory has it or there is nothing to read.
@@ -193,7 +298,7 @@ fn start(
     log: LogRef,
     from: u64,
     max_bytes: usize,
-) -> Result<Option<Start>, ReadError> {
+) -> Result<Option<ReadWalk>, ReadError> {
     let core = shared.core.borrow();
     let state = core.machine.log_state(log);
     if state.damage.is_some() {
@@ -206,12 +311,10 @@ fn start(
         });
     }
     let tail = core.machine.durable_tail(log);
-    let recent_from = state.recent.oldest_offset();
-    if from >= tail || recent_from.is_some_and(|oldest| oldest <= from) {
+    if is_in_memory(state, from, tail) {
         return Ok(None);
     }
-    // Where the limit is not small, a stretch is chosen that stays below it: then where it ends is known
-    // before it is read.
+    // Where the limit is not small, a stretch is chosen that stays below it: nothing is read in vain.
     let asked = max_bytes as u64;
     let within = match asked > 2 * LONGEST_EXTENT_BYTES {
         true => asked - LONGEST_EXTENT_BYTES,
@@ -219,20 +322,11 @@ fn start(
     };
     let reach = within.min((core.max_transfer_bytes() as u64).saturating_sub(READ_AROUND_BYTES));
     if let Some(stretch) = state.index.stretch(from, tail, reach) {
-        let end = stretch.interval.end;
-        let is_whole = stretch.span_bytes() + LONGEST_EXTENT_BYTES <= max_bytes as u64;
-        return Ok(Some(Start {
-            walk: ReadWalk::of_stretch(state.id, from, max_bytes, &stretch),
-            next: Some(end).filter(|end| is_whole && *end < tail),
-        }));
+        let walk = ReadWalk::of_stretch(state.id, from, max_bytes, &stretch);
+        return Ok(Some(walk));
     }
-    let Some(interval) = state.index.interval(from, tail) else {
-        return Ok(None);
-    };
-    Ok(Some(Start {
-        walk: ReadWalk::new(state.id, from, max_bytes, interval),
-        next: None,
-    }))
+    let interval = state.index.interval(from, tail);
+    Ok(interval.map(|interval| ReadWalk::new(state.id, from, max_bytes, interval)))
 }
 
 /// Reads a stretch of a segment, in transfers the device takes.

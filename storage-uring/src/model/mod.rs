@@ -15,6 +15,7 @@ mod plain;
 mod power_cut;
 mod reclaim;
 mod rig;
+mod scattered;
 mod torn_tail;
 mod unreadable;
 mod version1;

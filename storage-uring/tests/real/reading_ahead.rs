@@ -1,6 +1,9 @@
 //! Reads made before they are asked for: used by who goes on, right after every change to the log.
 
+use std::future::Future;
 use std::path::Path;
+use std::pin::pin;
+use std::task::{Context, Waker};
 
 use storage_uring::{ControlEvent, LogRef, Storage, StorageConfig};
 
@@ -126,6 +129,34 @@ fn what_was_cut_meanwhile_is_never_handed_out() {
     on_core(cold(dir.path()), |storage| async move {
         let log = storage.open_log(&name(0)).expect("opens");
         assert!(storage.durable_tail(log) > 1000);
+        storage.close().await.expect("closes");
+    });
+}
+
+#[test]
+fn a_read_over_a_cut_gives_nothing_that_was_cut() {
+    let dir = disk_dir();
+    on_core(cold(dir.path()), |storage| async move {
+        let log = storage.open_log(&name(0)).expect("opens");
+        append(&storage, log, 1, 200).await;
+        for is_written_anew in [true, false] {
+            // It is at the disk, and its answer waits for whoever asked.
+            let mut read = pin!(storage.read(log, 150, READ_BYTES));
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(read.as_mut().poll(&mut context).is_pending());
+            storage
+                .control(log, ControlEvent::Truncate(100), 1, 0)
+                .expect("is taken");
+            if is_written_anew {
+                outcomes(&storage, 1).await;
+                append(&storage, log, 2, 100).await;
+            }
+            let batch = read.await.expect("reads");
+            assert_eq!(batch.records.is_empty(), !is_written_anew);
+            for (offset, bytes) in (150..).zip(&batch.records) {
+                assert_eq!(bytes[..], record(2, offset), "{offset}");
+            }
+        }
         storage.close().await.expect("closes");
     });
 }
