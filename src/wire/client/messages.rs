@@ -1,7 +1,9 @@
 //! The JSON messages: what they are called and how one is found in a body.
 //!
-//! A body is read twice: once for the shape of the whole and for `type` (and `request_id`, so
-//! that a request that cannot be read can still be answered), once into the message's own type.
+//! A body that begins with its `type`, as programs write it, is read once, into the message's own type.
+//! Any other, and one that cannot be read so, is read twice: once for the shape of the whole and for
+//! `type` (and `request_id`, so that a request that cannot be read can still be answered), once into
+//! the message's own type. What comes of it is the same.
 //! Field order is free, unknown fields are ignored, repeated ones are an error. The messages
 //! themselves are in [`super::requests`] and [`super::answers`].
 
@@ -101,6 +103,9 @@ macro_rules! message_enum {
             pub fn decode(
                 body: &[u8],
             ) -> Result<$enum, $crate::wire::client::messages::Malformed> {
+                if let Some(message) = Self::decode_plain(body) {
+                    return Ok(message);
+                }
                 let (text, envelope) = $crate::wire::client::messages::Envelope::read(body)?;
                 match envelope.type_name.as_str() {
                     $(<$variant as $crate::wire::client::messages::Message>::TYPE => {
@@ -112,6 +117,17 @@ macro_rules! message_enum {
                         type_name: envelope.type_name,
                         request_id: envelope.request_id,
                     }),
+                }
+            }
+
+            /// A body that is read once: what programs write. `None` when it takes a closer look.
+            fn decode_plain(body: &[u8]) -> Option<$enum> {
+                let (text, type_name) = $crate::wire::client::messages::plain_type(body)?;
+                match type_name {
+                    $(<$variant as $crate::wire::client::messages::Message>::TYPE => {
+                        serde_json::from_str(text).ok().map($enum::$variant)
+                    })*
+                    _ => None,
                 }
             }
 
@@ -209,6 +225,19 @@ pub fn encode_message<M: Message>(message: &M) -> Result<Bytes, EncodeError> {
     };
     frame[..HEADER_BYTES].copy_from_slice(&header.encode());
     Ok(Bytes::from(frame))
+}
+
+/// The text of a body that begins with its `type`, and that type, when it is plain to see that no other
+/// follows: nothing in it is escaped, and the word stands nowhere else. All else the message's own type
+/// checks as it is read.
+pub(super) fn plain_type(body: &[u8]) -> Option<(&str, &str)> {
+    const BEGIN: &str = r#"{"type":""#;
+    const NAME: &str = r#""type""#;
+    let text = std::str::from_utf8(body).ok()?;
+    let rest = text.strip_prefix(BEGIN)?;
+    let (type_name, rest) = rest.split_once('"')?;
+    let is_plain = !text.contains('\\') && !rest.contains(NAME);
+    is_plain.then_some((text, type_name))
 }
 
 /// What is read of any message.

@@ -76,6 +76,47 @@ fn repeated_fields_are_refused_at_every_depth() {
     assert!(request(change).is_err());
 }
 
+/// The short way must not take what the long way refuses.
+#[test]
+fn what_is_read_once_is_what_is_read_twice() {
+    let put = r#"{"type":"cache_put","tenant_id":"t","namespace":"n","cache":"c","key":KEY,"value":"aGk=","ttl_ms":null,"request_id":7}"#;
+    for (key, is_plain) in [
+        (r#""k""#, true),
+        (r#""type""#, false),
+        (r#""\"type\"""#, false),
+        (r#""\u0041""#, false),
+        (r#""k","type":"cache_get""#, false),
+        (r#""k","\u0074ype":"cache_get""#, false),
+        (r#""k","unknown":{"type":1}"#, false),
+        (r#""k","unknown":{"x":[1,2]}"#, true),
+        (r#""k","key":"again""#, true),
+        (r#"7"#, true),
+    ] {
+        let text = put.replace("KEY", key);
+        assert_eq!(plain_type(text.as_bytes()).is_some(), is_plain, "{text}");
+        // The same with the type at another place, which is read twice.
+        let moved = text.replacen(r#"{"type":"cache_put","#, "{", 1);
+        let moved = format!(r#"{},"type":"cache_put"}}"#, moved.trim_end_matches('}'));
+        assert_eq!(plain_type(moved.as_bytes()), None, "{moved}");
+        match (request(&text), request(&moved)) {
+            (Ok(once), Ok(twice)) => assert_eq!(once, twice, "{text}"),
+            (Err(once), Err(twice)) => {
+                let told = |error: Malformed| (error.type_name, error.request_id);
+                assert_eq!(told(once), told(twice), "{text}");
+            }
+            (once, twice) => panic!("{text}: {once:?}, {twice:?}"),
+        }
+    }
+    for text in [
+        r#"{"type":"ping""#,
+        r#"{"type":"ping"} x"#,
+        r#"{"type":"ping"#,
+        "{",
+    ] {
+        assert!(request(text).is_err(), "{text}");
+    }
+}
+
 #[test]
 fn numbers_are_exact_and_unsigned() {
     let id = |number: &str| {
