@@ -13,8 +13,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::compact::{Copy, LogUse};
+use super::key_map::KeyMap;
 use super::record::{CounterRecord, RecordFault, HEAD_BYTES};
-use super::INDEX_BYTES_PER_KEY;
 
 /// The sum would not fit 64 bits; nothing is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -64,12 +64,11 @@ struct Counter {
 pub struct CounterIndex {
     next_offset: u64,
     log_use: LogUse,
-    sums: HashMap<Arc<str>, Counter>,
+    sums: KeyMap<Counter>,
     /// Counters whose sum left its range while the log was read; one that stays here is damage.
     out_of_range: HashSet<Arc<str>>,
     staged: HashMap<Arc<str>, StagedSum>,
     staged_adds: usize,
-    key_bytes: usize,
 }
 
 impl CounterIndex {
@@ -98,7 +97,7 @@ impl CounterIndex {
 
     /// Memory the counters take, keys included.
     pub fn index_bytes(&self) -> usize {
-        self.sums.len() * INDEX_BYTES_PER_KEY + self.key_bytes
+        self.sums.bytes()
     }
 
     /// The durable sum; `None` was never written.
@@ -164,13 +163,11 @@ impl CounterIndex {
     pub fn stage_checkpoint(&mut self, record: &[u8]) -> Result<Copy<StagedAdd>, RecordFault> {
         let (CounterRecord::Delta { key, .. } | CounterRecord::Checkpoint { key, .. }) =
             CounterRecord::decode(record)?;
-        let Some((key, counter)) = self.sums.get_key_value(key) else {
-            return Ok(Copy::Dead);
-        };
-        if !self.log_use.is_below_cut(counter.anchor) {
+        let counter = self.sums.get(key);
+        if counter.is_none_or(|counter| !self.log_use.is_below_cut(counter.anchor)) {
             return Ok(Copy::Dead);
         }
-        let key = Arc::clone(key);
+        let key: Arc<str> = Arc::from(key);
         let staged = self.staged_sum(&key);
         if staged.has_checkpoint {
             return Ok(Copy::Busy);
@@ -247,13 +244,12 @@ impl CounterIndex {
                 }
             }
             None => {
-                self.key_bytes += key.len();
                 self.log_use.added(HEAD_BYTES + key.len());
                 let counter = Counter {
                     sum,
                     anchor: offset,
                 };
-                self.sums.insert(Arc::from(key), counter);
+                self.sums.insert(key, counter);
             }
         }
     }

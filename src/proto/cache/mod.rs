@@ -18,13 +18,14 @@
 //!   log, and nothing below the cut is given up while a key still stands there ([`LogUse`] counts
 //!   them).
 //!
-//! Cost: [`INDEX_BYTES_PER_KEY`] bytes and the key's own bytes for each key, value apart. Values
-//! stay in memory up to a bound the driver keeps; beyond it the oldest are read from the log.
+//! Cost: some 75 bytes for a short key and 90 and its own bytes for a longer one, value apart (`key_map`).
+//! Values stay in memory up to a bound the driver keeps; beyond it the oldest are read from the log.
 
 mod clock;
 mod compact;
 mod counters;
 mod index;
+mod key_map;
 pub mod record;
 mod refusal;
 mod values;
@@ -46,10 +47,6 @@ pub use record::RecordFault;
 pub use refusal::CacheFailure;
 pub use values::CacheIndex;
 pub use write::{Applied, Lookup, StagedWrite};
-
-/// What a key costs in an index besides its own bytes: a slot of the map at its usual fill, the
-/// key's reference count, and the allocator's share.
-pub const INDEX_BYTES_PER_KEY: usize = 160;
 
 /// Which of the logs whose state is kept in memory. A cache shard has the first two, a stream
 /// shard the others; those of consumer groups have the record shape of the cache log.

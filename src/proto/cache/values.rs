@@ -1,25 +1,27 @@
 //! The keys and values of one cache shard.
 //!
-//! Each key maps to the offset of its put, its expiry, and its value as long as that is in memory.
-//! Which values stay is the driver's bound: [`CacheIndex::evict`] lets the oldest go, and a get of
-//! one that is gone names the offset to read it from.
+//! Each key maps to the offset of its put and its expiry; its value is kept beside, by that offset, as
+//! long as it is in memory. Which values stay is the driver's bound: [`CacheIndex::evict`] lets the
+//! oldest go, and a get of one that is gone names the offset to read it from.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::compact::{Copy, LogUse};
+use super::key_map::{Key, KeyMap};
 use super::record::{RecordFault, ValueRecord, HEAD_BYTES};
 use super::write::{Applied, Change, Lookup, StagedWrite};
-use super::INDEX_BYTES_PER_KEY;
 
 /// Slack before a queue with outdated places is swept; keeps sweeps of small queues rare.
 const SWEEP_SLACK: usize = 64;
-/// What a value in memory costs besides its own bytes.
-const RESIDENT_OVERHEAD_BYTES: usize = 64;
+/// What a value in memory costs besides its own bytes: a slot of the map, its place in the queue, and the
+/// record it is a part of.
+const RESIDENT_OVERHEAD_BYTES: usize = 160;
 
 #[derive(Debug)]
 struct Entry {
@@ -27,7 +29,29 @@ struct Entry {
     /// 0 is never.
     expires_at_ms: u64,
     value_bytes: u32,
-    value: Option<Bytes>,
+}
+
+/// Offsets are numbers nobody can choose, one after the other.
+#[derive(Debug, Default)]
+struct OffsetHasher(u64);
+
+impl Hasher for OffsetHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // Spreads neighbours over the upper bits as well, which the map looks at.
+        self.0 = (self.0 ^ number)
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            .rotate_left(32);
+    }
 }
 
 impl Entry {
@@ -41,17 +65,18 @@ impl Entry {
 pub struct CacheIndex {
     next_offset: u64,
     log_use: LogUse,
-    entries: HashMap<Arc<str>, Entry>,
+    entries: KeyMap<Entry>,
+    /// Values in memory, by the offset of their put.
+    values: HashMap<u64, Bytes, BuildHasherDefault<OffsetHasher>>,
     /// Writes staged for a key.
     staged: HashMap<Arc<str>, u32>,
     staged_writes: usize,
-    key_bytes: usize,
-    /// Values in memory, oldest first; a place whose offset is outdated means nothing.
-    resident: VecDeque<(u64, Arc<str>)>,
+    /// Offsets of values in memory, oldest first; one whose value is gone means nothing.
+    resident: VecDeque<u64>,
     resident_bytes: usize,
     sweep_resident_at: usize,
     /// Expiries, next first; a place whose offset is outdated means nothing.
-    expiries: BinaryHeap<Reverse<(u64, u64, Arc<str>)>>,
+    expiries: BinaryHeap<Reverse<(u64, u64, Key)>>,
     sweep_expiries_at: usize,
 }
 
@@ -81,7 +106,7 @@ impl CacheIndex {
 
     /// Memory the keys take, values apart.
     pub fn index_bytes(&self) -> usize {
-        self.entries.len() * INDEX_BYTES_PER_KEY + self.key_bytes
+        self.entries.bytes()
     }
 
     /// What the log takes, and what of it is live.
@@ -111,16 +136,14 @@ impl CacheIndex {
         let ValueRecord::Put { key, .. } = ValueRecord::decode(record)? else {
             return Ok(Copy::Dead);
         };
-        let Some((key, entry)) = self.entries.get_key_value(key) else {
-            return Ok(Copy::Dead);
-        };
-        if entry.offset != offset {
+        let entry = self.entries.get(key);
+        if entry.is_none_or(|entry| entry.offset != offset) {
             return Ok(Copy::Dead);
         }
-        let key = Arc::clone(key);
-        if self.staged.contains_key(&key) {
+        if self.staged.contains_key(key) {
             return Ok(Copy::Busy);
         }
+        let key: Arc<str> = Arc::from(key);
         let write = self.stage(&key, record.clone(), Change::Copy { from: offset });
         Ok(Copy::Staged(write))
     }
@@ -144,20 +167,25 @@ impl CacheIndex {
     /// What a get finds: durable, and not expired.
     pub fn get(&self, key: &str, now_ms: u64) -> Lookup {
         match self.entries.get(key) {
-            Some(entry) if !entry.is_expired(now_ms) => entry.lookup(),
+            Some(entry) if !entry.is_expired(now_ms) => match self.values.get(&entry.offset) {
+                Some(value) => Lookup::Value(value.clone()),
+                None => Lookup::InLog {
+                    offset: entry.offset,
+                },
+            },
             Some(_) | None => Lookup::Miss,
         }
     }
 
     /// The value of a key that is in memory, whether it has expired or not.
     pub fn resident(&self, key: &str) -> Option<&Bytes> {
-        self.entries.get(key)?.value.as_ref()
+        self.values.get(&self.entries.get(key)?.offset)
     }
 
     /// Every key with its value, if that is in memory; expired ones included.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Option<&Bytes>)> {
         let entries = self.entries.iter();
-        entries.map(|(key, entry)| (key.as_ref(), entry.value.as_ref()))
+        entries.map(|(key, entry)| (key, self.values.get(&entry.offset)))
     }
 
     /// Makes the record of a put. The time to live becomes absolute here, once.
@@ -196,7 +224,7 @@ impl CacheIndex {
     /// record of its own in the log.
     pub fn stage_nothing(&mut self) -> StagedWrite {
         let mut key = String::new();
-        while self.entries.contains_key(&*key) || self.staged.contains_key(&*key) {
+        while self.entries.contains_key(&key) || self.staged.contains_key(&*key) {
             key.push('\0');
         }
         let record = ValueRecord::Delete { key: &key }.encode();
@@ -216,16 +244,15 @@ impl CacheIndex {
             else {
                 break;
             };
-            let is_current = self
-                .entries
-                .get(&key)
-                .is_some_and(|entry| entry.offset == offset);
+            let key = key.as_str();
+            let entry = self.entries.get(key);
+            let is_current = entry.is_some_and(|entry| entry.offset == offset);
             // A write on its way puts the place back if it comes to nothing.
-            if !is_current || self.staged.contains_key(&key) {
+            if !is_current || self.staged.contains_key(key) {
                 continue;
             }
-            let record = ValueRecord::Delete { key: &key }.encode();
-            staged.push(self.stage(&key, record, Change::Expire));
+            let record = ValueRecord::Delete { key }.encode();
+            staged.push(self.stage(&Arc::from(key), record, Change::Expire));
         }
         staged
     }
@@ -248,13 +275,14 @@ impl CacheIndex {
         let applied = match write.change {
             Change::Put { expires_at_ms } => {
                 let value = write.record.slice(HEAD_BYTES + write.key.len()..);
-                self.insert(write.key, offset, expires_at_ms, value);
+                self.insert(&write.key, offset, expires_at_ms, value);
                 Applied::Stored
             }
-            Change::Delete => Applied::Removed(match self.remove(&write.key) {
-                Some(entry) if !entry.is_expired(now_ms) => entry.lookup(),
-                Some(_) | None => Lookup::Miss,
-            }),
+            Change::Delete => {
+                let removed = self.get(&write.key, now_ms);
+                self.remove(&write.key);
+                Applied::Removed(removed)
+            }
             Change::Expire => {
                 self.remove(&write.key);
                 Applied::Expired
@@ -274,7 +302,7 @@ impl CacheIndex {
         // Its expiry may have come due, and been passed over, while the write was on its way.
         if let Some(entry) = self.entries.get(&write.key) {
             if entry.expires_at_ms != 0 {
-                let place = (entry.expires_at_ms, entry.offset, write.key);
+                let place = (entry.expires_at_ms, entry.offset, Key::from(&*write.key));
                 self.expiries.push(Reverse(place));
             }
         }
@@ -291,9 +319,9 @@ impl CacheIndex {
                 value,
             } => {
                 let value = Bytes::copy_from_slice(value);
-                self.insert(Arc::from(key), offset, expires_at_ms, value);
+                self.insert(key, offset, expires_at_ms, value);
             }
-            ValueRecord::Delete { key } => drop(self.remove(key)),
+            ValueRecord::Delete { key } => self.remove(key),
         }
         self.next_offset = next;
         Ok(())
@@ -303,67 +331,60 @@ impl CacheIndex {
     pub fn evict(&mut self, bytes: usize) {
         let target = self.resident_bytes.saturating_sub(bytes);
         while self.resident_bytes > target {
-            let Some((offset, key)) = self.resident.pop_front() else {
+            let Some(offset) = self.resident.pop_front() else {
                 return;
             };
-            let Some(entry) = self.entries.get_mut(&key) else {
-                continue;
-            };
-            if entry.offset == offset {
-                if let Some(value) = entry.value.take() {
-                    self.resident_bytes -= resident_cost(&value);
-                }
-            }
+            self.let_go(offset);
         }
     }
 
     /// Takes a value read from the log back into memory, if it is still the key's.
     pub fn readmit(&mut self, key: &str, offset: u64, value: &[u8]) {
-        let Some((key, entry)) = self.entries.get_key_value(key) else {
-            return;
-        };
-        if entry.offset != offset || entry.value.is_some() {
-            return;
+        let stands = self
+            .entries
+            .get(key)
+            .is_some_and(|entry| entry.offset == offset);
+        if stands && !self.values.contains_key(&offset) {
+            self.keep(offset, Bytes::copy_from_slice(value));
         }
-        let key = Arc::clone(key);
-        let value = Bytes::copy_from_slice(value);
+    }
+
+    fn keep(&mut self, offset: u64, value: Bytes) {
         self.resident_bytes += resident_cost(&value);
-        self.resident.push_back((offset, Arc::clone(&key)));
-        if let Some(entry) = self.entries.get_mut(&key) {
-            entry.value = Some(value);
-        }
+        self.values.insert(offset, value);
+        self.resident.push_back(offset);
         self.sweep_resident();
     }
 
-    fn insert(&mut self, key: Arc<str>, offset: u64, expires_at_ms: u64, value: Bytes) {
-        self.resident_bytes += resident_cost(&value);
+    /// A value leaves memory, if it is there.
+    fn let_go(&mut self, offset: u64) -> Option<Bytes> {
+        let value = self.values.remove(&offset)?;
+        self.resident_bytes -= resident_cost(&value);
+        Some(value)
+    }
+
+    fn insert(&mut self, key: &str, offset: u64, expires_at_ms: u64, value: Bytes) {
         let entry = Entry {
             offset,
             expires_at_ms,
             value_bytes: value.len() as u32,
-            value: Some(value),
         };
-        self.log_use.added(record_bytes(&key, &entry));
-        self.resident.push_back((offset, Arc::clone(&key)));
+        self.log_use.added(record_bytes(key, &entry));
         if expires_at_ms != 0 {
-            let place = (expires_at_ms, offset, Arc::clone(&key));
+            let place = (expires_at_ms, offset, Key::from(key));
             self.expiries.push(Reverse(place));
         }
-        self.key_bytes += key.len();
-        let key_len = key.len();
         if let Some(old) = self.entries.insert(key, entry) {
-            self.key_bytes -= key_len;
-            self.forget(key_len, &old);
+            self.forget(key.len(), &old);
         }
-        self.sweep_resident();
+        self.keep(offset, value);
         self.sweep_expiries();
     }
 
-    fn remove(&mut self, key: &str) -> Option<Entry> {
-        let entry = self.entries.remove(key)?;
-        self.key_bytes -= key.len();
-        self.forget(key.len(), &entry);
-        Some(entry)
+    fn remove(&mut self, key: &str) {
+        if let Some(entry) = self.entries.remove(key) {
+            self.forget(key.len(), &entry);
+        }
     }
 
     /// An entry stands at `to` now. No write to its key came between its copy's making and here:
@@ -374,16 +395,15 @@ impl CacheIndex {
         assert!(entry.is_some(), "CACHE-5: a copied entry changed under way");
         let Some(entry) = entry else { return };
         entry.offset = to;
-        let (is_resident, expires_at_ms) = (entry.value.is_some(), entry.expires_at_ms);
+        let expires_at_ms = entry.expires_at_ms;
         self.log_use.moved(from);
-        if is_resident {
-            self.resident.push_back((to, Arc::clone(key)));
+        if let Some(value) = self.let_go(from) {
+            self.keep(to, value);
         }
         if expires_at_ms != 0 {
-            let place = (expires_at_ms, to, Arc::clone(key));
+            let place = (expires_at_ms, to, Key::from(&**key));
             self.expiries.push(Reverse(place));
         }
-        self.sweep_resident();
         self.sweep_expiries();
     }
 
@@ -391,9 +411,7 @@ impl CacheIndex {
     fn forget(&mut self, key_bytes: usize, entry: &Entry) {
         let bytes = HEAD_BYTES + key_bytes + entry.value_bytes as usize;
         self.log_use.removed(entry.offset, bytes);
-        if let Some(value) = &entry.value {
-            self.resident_bytes -= resident_cost(value);
-        }
+        self.let_go(entry.offset);
     }
 
     fn unstage(&mut self, key: &Arc<str>) {
@@ -416,12 +434,8 @@ impl CacheIndex {
         if self.resident.len() <= self.sweep_resident_at {
             return;
         }
-        let entries = &self.entries;
-        self.resident.retain(|(offset, key)| {
-            entries
-                .get(key)
-                .is_some_and(|entry| entry.offset == *offset && entry.value.is_some())
-        });
+        let values = &self.values;
+        self.resident.retain(|offset| values.contains_key(offset));
         self.sweep_resident_at = 2 * self.resident.len() + SWEEP_SLACK;
     }
 
@@ -432,21 +446,10 @@ impl CacheIndex {
         let entries = &self.entries;
         self.expiries.retain(|Reverse((_, offset, key))| {
             entries
-                .get(key)
+                .get(key.as_str())
                 .is_some_and(|entry| entry.offset == *offset)
         });
         self.sweep_expiries_at = 2 * self.expiries.len() + SWEEP_SLACK;
-    }
-}
-
-impl Entry {
-    fn lookup(&self) -> Lookup {
-        match &self.value {
-            Some(value) => Lookup::Value(value.clone()),
-            None => Lookup::InLog {
-                offset: self.offset,
-            },
-        }
     }
 }
 
