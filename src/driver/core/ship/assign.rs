@@ -155,23 +155,10 @@ impl Core {
     }
 
     fn forget_led(&mut self, at: LedIdx) {
-        let Some(led) = self
-            .shipping
-            .led
-            .get_mut(at.0 as usize)
-            .and_then(Option::take)
-        else {
-            return;
-        };
-        if let Some(machine) = led.machine {
+        let machine = self.shipping.remove(at).and_then(|led| led.machine);
+        if let Some(machine) = machine {
             machine.retire(&*self.settings.rebuilds);
         }
-        for (_, log) in &led.logs {
-            self.shipping.logs.remove(log);
-        }
-        self.shipping.by_shard.remove(&led.shard);
-        self.shipping.settling.retain(|settling| *settling != at);
-        self.shipping.free.push(at.0);
     }
 
     /// Writes that were on their way when their shard was lost may not be acknowledged. Neither may those

@@ -167,6 +167,17 @@ impl Shipping {
         at
     }
 
+    fn remove(&mut self, at: LedIdx) -> Option<LedShard> {
+        let led = self.led.get_mut(at.0 as usize)?.take()?;
+        for (_, log) in &led.logs {
+            self.logs.remove(log);
+        }
+        self.by_shard.remove(&led.shard);
+        self.settling.retain(|settling| *settling != at);
+        self.free.push(at.0);
+        Some(led)
+    }
+
     fn indices(&self) -> Vec<LedIdx> {
         let live = self.led.iter().enumerate().filter(|(_, led)| led.is_some());
         live.map(|(at, _)| LedIdx(at as u32)).collect()
