@@ -1,18 +1,15 @@
 //! What an operator does to a shard's holders through the catalog file: adding, removing, moving under
 //! load, and shards that had one holder before.
 
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
-
 use felix_uring::cluster::ShardedSpec;
-use felix_uring::wire::client::{PublishOutcome, RetryClass};
 use storage_uring::LogKind;
 
+use crate::support::acked::{keep_publishing, Acked};
 use crate::support::brokers::Brokers;
-use crate::support::client::{code_and_class, Stream};
+use crate::support::client::Stream;
 use crate::support::replica_set::{
-    assert_copies_equal, assign, client, copy_of, reach, read_all, replicated, status_of,
-    wait_level, wait_open, wait_reach, Log, LATER,
+    assert_copies_equal, assign, client, copy_of, reach, read_all, replicated, wait_level,
+    wait_mark_past_all, wait_open, wait_open_at, wait_reach, Log, LATER,
 };
 
 const NAME: &str = "moved";
@@ -29,37 +26,6 @@ async fn publish(stream: &mut Stream, prefix: &str, count: usize) {
     for nth in 0..count {
         stream.must_publish(NAME, format!("{prefix}-{nth}")).await;
     }
-}
-
-/// What was acknowledged, by offset.
-type Acked = BTreeMap<u64, String>;
-
-/// Publishes through a node, again and again whatever the answer, until told to stop.
-async fn keep_publishing(
-    mut stream: Stream,
-    prefix: &'static str,
-    mut stop: tokio::sync::watch::Receiver<bool>,
-) -> Acked {
-    let mut acked = Acked::new();
-    for nth in 0.. {
-        let record = format!("{prefix}-{nth}");
-        let outcome = tokio::select! {
-            outcome = stream.publish(NAME, &record) => outcome,
-            _ = stop.changed() => break,
-        };
-        match outcome {
-            PublishOutcome::Accepted { offset } => {
-                acked.insert(offset.expect("an offset"), record);
-            }
-            PublishOutcome::Failed(refusal) => {
-                // A record may be unknown to have been stored; none may be called wrong.
-                let (code, class) = code_and_class(&refusal);
-                assert_ne!(class, RetryClass::Fatal, "{code}");
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        }
-    }
-    acked
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -112,7 +78,7 @@ async fn a_shard_moves_under_load_and_loses_nothing_acknowledged() {
         let stopped = stopped.clone();
         publishers.push(tokio::spawn(async move {
             let _kept = kept;
-            keep_publishing(stream, prefix, stopped).await
+            keep_publishing(stream, NAME, prefix, stopped).await
         }));
     }
     wait_reach(&brokers, 0, LOG, 100).await;
@@ -123,13 +89,13 @@ async fn a_shard_moves_under_load_and_loses_nothing_acknowledged() {
         // Old and new leader alone: from here on nothing is acknowledged that the new one lacks.
         generation += 1;
         assign(&brokers, "stream", NAME, generation, &[leader, next]);
-        wait_mark_past_all(&brokers, leader, generation).await;
+        wait_mark_past_all(&brokers, leader, LOG, generation).await;
         generation += 1;
         assign(&brokers, "stream", NAME, generation, &[next, leader]);
-        wait_open_at(&brokers, next, generation).await;
+        wait_open_at(&brokers, next, LOG, generation).await;
         generation += 1;
         assign(&brokers, "stream", NAME, generation, &[next, leader, third]);
-        wait_open_at(&brokers, next, generation).await;
+        wait_open_at(&brokers, next, LOG, generation).await;
         let before = reach(&brokers, next, LOG);
         wait_reach(&brokers, next, LOG, before + 50).await;
         leader = next;
@@ -151,37 +117,6 @@ async fn a_shard_moves_under_load_and_loses_nothing_acknowledged() {
     }
     assert_eq!(copy.accepted, generation);
     assert_eq!(copy_of(&brokers, 3, LOG), None, "it never held the shard");
-}
-
-/// Waits until a node leads at a generation and takes writes.
-async fn wait_open_at(brokers: &Brokers, leader: usize, generation: u64) -> serde_json::Value {
-    let deadline = Instant::now() + LATER;
-    loop {
-        let shard = status_of(brokers, leader, LOG);
-        if shard["opening"] == "open" && shard["generation"] == generation {
-            return shard;
-        }
-        assert!(
-            Instant::now() < deadline,
-            "not open at {generation}: {shard}"
-        );
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
-/// Waits until all that a leader held when it opened at a generation is on a majority of its holders.
-async fn wait_mark_past_all(brokers: &Brokers, leader: usize, generation: u64) {
-    let held = wait_open_at(brokers, leader, generation).await;
-    let held = held["next_offset"].as_u64().expect("an offset");
-    let deadline = Instant::now() + LATER;
-    loop {
-        let shard = status_of(brokers, leader, LOG);
-        if shard["mark"].as_u64() >= Some(held) {
-            return;
-        }
-        assert!(Instant::now() < deadline, "no mark at {held}: {shard}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

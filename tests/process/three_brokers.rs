@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use felix_uring::wire::client::messages::StartAt;
-use felix_uring::wire::client::PublishOutcome;
 use storage_uring::LogKind;
 
+use crate::support::acked::keep_publishing;
 use crate::support::brokers::Brokers;
 use crate::support::client::Stream;
 use crate::support::replica_set::{
@@ -71,39 +71,13 @@ async fn without_a_majority_nothing_is_acknowledged_and_it_heals() {
     assert_eq!(records[5], "alone");
 }
 
-/// What was acknowledged, by offset.
-type Acked = BTreeMap<u64, String>;
-
-/// Publishes through a node until it is told to stop or the connection ends; what was acknowledged.
-async fn publish_until(
-    mut stream: Stream,
-    prefix: &'static str,
-    mut stop: tokio::sync::watch::Receiver<bool>,
-) -> Acked {
-    let mut acked = Acked::new();
-    for nth in 0.. {
-        let record = format!("{prefix}-{nth}");
-        let outcome = tokio::select! {
-            outcome = stream.publish(COPIED, &record) => outcome,
-            _ = stop.changed() => break,
-        };
-        match outcome {
-            PublishOutcome::Accepted { offset } => {
-                acked.insert(offset.expect("an offset"), record);
-            }
-            PublishOutcome::Failed(_) => tokio::time::sleep(Duration::from_millis(10)).await,
-        }
-    }
-    acked
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_leader_is_replaced_and_no_acknowledged_record_is_missing() {
     let mut brokers = start("quorum");
     // Forwarded publishes: node 1 does not own the shard.
     let (_client, stream) = client(&brokers, 1).await;
     let (stop, stopped) = tokio::sync::watch::channel(false);
-    let publisher = tokio::spawn(publish_until(stream, "before", stopped));
+    let publisher = tokio::spawn(keep_publishing(stream, COPIED, "before", stopped));
     brokers.wait_metric_for(1, "felix_publishes_acked_total", 100.0, LATER);
     brokers.cluster.node_mut(0).kill().expect("killed");
     tokio::time::sleep(Duration::from_millis(300)).await;

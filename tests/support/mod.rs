@@ -4,6 +4,7 @@
 //! driver is not repeated on both ends. Only bytes (`felix_uring::wire`), tokens and certificates
 //! come from the library. Nothing here knows what a test is about.
 
+pub mod acked;
 pub mod brokers;
 pub mod cache_client;
 pub mod client;

@@ -213,6 +213,42 @@ pub async fn wait_open(brokers: &Brokers, leader: usize, log: Log) {
     }
 }
 
+/// Waits until a node leads the shard at a generation and takes writes.
+pub async fn wait_open_at(
+    brokers: &Brokers,
+    leader: usize,
+    log: Log,
+    generation: u64,
+) -> serde_json::Value {
+    let deadline = Instant::now() + LATER;
+    loop {
+        let shard = status_of(brokers, leader, log);
+        if shard["opening"] == "open" && shard["generation"] == generation {
+            return shard;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "not open at {generation}: {shard}"
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Waits until all that a leader held when it opened at a generation is on a majority of its holders.
+pub async fn wait_mark_past_all(brokers: &Brokers, leader: usize, log: Log, generation: u64) {
+    let held = wait_open_at(brokers, leader, log, generation).await;
+    let held = held["next_offset"].as_u64().expect("an offset");
+    let deadline = Instant::now() + LATER;
+    loop {
+        let shard = status_of(brokers, leader, log);
+        if shard["mark"].as_u64() >= Some(held) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "no mark at {held}: {shard}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 /// Gives shard 0 of a stream or cache (`kind` says which) a leader and holders at a generation.
 pub fn assign(brokers: &Brokers, kind: &str, name: &str, generation: u64, nodes: &[usize]) {
     let id = |node: &usize| format!("node-{}", node + 1);

@@ -1,6 +1,6 @@
 //! How a shard stands: for drivers, listings and tests.
 
-use super::{FollowerIdx, HaltedReplica, ReportGate, ShardLeader};
+use super::{FollowerIdx, HaltedReplica, ReportGate, ShardLeader, ShippedLog};
 use crate::ids::{Generation, NodeId};
 use crate::proto::replication::leader::cursor::{Cursor, CursorPhase};
 use crate::proto::replication::leader::opening::OpeningPhase;
@@ -75,22 +75,17 @@ impl<G: ReportGate> ShardLeader<G> {
         shipped.cursors.get(usize::from(follower.0))
     }
 
-    /// Records of the main log that the slowest follower lacks; halted ones are not counted.
+    /// Records of one of the shard's logs, its companions among them, that the slowest follower lacks;
+    /// halted ones are not counted.
     pub fn lag(&self) -> u64 {
-        let Some(main) = self.logs.first() else {
-            return 0;
+        let of_log = |shipped: &ShippedLog| {
+            let cursors = shipped.cursors.iter();
+            let counted = cursors.filter(|cursor| cursor.halted().is_none());
+            let held = counted.map(|cursor| cursor.position().unwrap_or(shipped.base));
+            held.min()
+                .map_or(0, |held| shipped.synced.saturating_sub(held))
         };
-        let counted = main
-            .cursors
-            .iter()
-            .filter(|cursor| cursor.halted().is_none());
-        counted
-            .map(|cursor| {
-                main.synced
-                    .saturating_sub(cursor.position().unwrap_or(main.base))
-            })
-            .max()
-            .unwrap_or(0)
+        self.logs.iter().map(of_log).max().unwrap_or(0)
     }
 
     /// Replicas nothing is shipped to.

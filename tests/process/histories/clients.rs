@@ -1,17 +1,12 @@
-//! Histories of caches and counters recorded from clients of every broker, while the owner is killed
-//! and started again, and while the shard moves from broker to broker: every key's history must be
-//! linearizable. Over a failover that is promised of the values of a `quorum` cache; a counter is
-//! acknowledged by its leader alone.
-//!
-//! `FELIX_HISTORY_KILLS` is the number of kills, or of moves (2 unless set).
+//! Clients that ask at random and write down what they saw, and the judgement of it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use felix_uring::cluster::{ShardedSpec, NAMESPACE, TENANT};
+use felix_uring::cluster::{NAMESPACE, TENANT};
 use felix_uring::tls::CLIENT_ALPN;
 use felix_uring::wire::client::messages::{
     CacheDelete, CacheGet, CachePut, CounterAdd, CounterGet,
@@ -22,42 +17,45 @@ use tokio::task::JoinHandle;
 use crate::support::brokers::Brokers;
 use crate::support::cache_client::CACHE;
 use crate::support::client::{Client, Stream};
-use crate::support::failover::{CopiedShard, LATER};
 use crate::support::linear::{is_linearizable, Call, Operation, Seen};
 
 /// Clients of each broker.
 const CLIENTS: usize = 3;
 const KEYS: u64 = 3;
-/// How long clients ask between two kills; kept short so that the search stays small.
-const BETWEEN: Duration = Duration::from_millis(400);
+const VALUE: &str = "value-";
+const SUM: &str = "sum-";
 /// An answer comes within the request timeout of a forward and some margin.
 const ANSWER_LIMIT: Duration = Duration::from_secs(9);
 /// Steps of the search for one key.
 const MOST_STEPS: usize = 3_000_000;
 
 /// What the clients share.
-struct Run {
+pub struct Run {
     started: Instant,
     is_over: AtomicBool,
-    has_counters: bool,
+    /// Nobody asks while it is set.
+    is_paused: AtomicBool,
+    /// Operations that were sent and not answered.
+    asking: AtomicUsize,
     next_value: AtomicU64,
     /// By key.
     histories: Mutex<BTreeMap<String, Vec<Operation>>>,
 }
 
 impl Run {
-    fn new(has_counters: bool) -> Arc<Self> {
+    pub fn new() -> Arc<Self> {
         Arc::new(Self {
             started: Instant::now(),
             is_over: AtomicBool::new(false),
-            has_counters,
+            is_paused: AtomicBool::new(false),
+            asking: AtomicUsize::new(0),
             next_value: AtomicU64::new(1),
             histories: Mutex::new(BTreeMap::new()),
         })
     }
 
     /// Clients that ask at random, some at each broker.
-    fn start_clients(self: &Arc<Self>, brokers: &Brokers) -> Vec<JoinHandle<()>> {
+    pub fn start_clients(self: &Arc<Self>, brokers: &Brokers) -> Vec<JoinHandle<()>> {
         let nodes = brokers.cluster.nodes().len();
         let clients = 0..CLIENTS * nodes;
         let tasks = clients.map(|client| {
@@ -70,18 +68,63 @@ impl Run {
         tasks.collect()
     }
 
+    /// Nobody asks any more when this returns; what was asked is answered, or has failed.
+    pub async fn pause(&self) {
+        self.is_paused.store(true, Ordering::SeqCst);
+        while self.asking.load(Ordering::SeqCst) > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    pub fn resume(&self) {
+        self.is_paused.store(false, Ordering::SeqCst);
+    }
+
+    /// Every copy of what was done until now is level, at a moment since `since_ns`.
+    pub fn kept(&self, since_ns: u64) {
+        for key in keys() {
+            self.mark(&key, Call::Keep, since_ns);
+        }
+    }
+
+    /// Another leader took over, between `since_ns` and now. With `of_values` what it lacks may be
+    /// missing of the values as well.
+    pub fn may_have_lost(&self, since_ns: u64, of_values: bool) {
+        for key in keys() {
+            if of_values || key.starts_with(SUM) {
+                self.mark(&key, Call::Lose, since_ns);
+            }
+        }
+    }
+
+    fn mark(&self, key: &str, call: Call, sent_ns: u64) {
+        let seen = Seen::Done;
+        let answered_ns = self.now_ns();
+        let operation = Operation {
+            call,
+            seen,
+            sent_ns,
+            answered_ns,
+        };
+        self.record(key, operation);
+    }
+
     /// Ends the clients and judges what they saw.
-    async fn judge(&self, clients: Vec<JoinHandle<()>>) {
+    pub async fn judge(&self, clients: Vec<JoinHandle<()>>) {
         self.is_over.store(true, Ordering::Relaxed);
+        self.resume();
         for client in clients {
             client.await.expect("no client panicked");
         }
         let histories = self.histories.lock().expect("no client panicked");
-        let kinds = 1 + u64::from(self.has_counters);
-        assert_eq!(histories.len() as u64, kinds * KEYS);
-        let mut operations = 0;
+        assert!(histories.keys().eq(keys().iter()), "every key was used");
+        let (mut operations, mut unknown) = (0, 0);
         for (key, history) in histories.iter() {
             operations += history.len();
+            unknown += history
+                .iter()
+                .filter(|operation| operation.seen == Seen::Unknown)
+                .count();
             match is_linearizable(history, MOST_STEPS) {
                 Some(true) => {}
                 Some(false) => panic!("{key} is not linearizable: {history:#?}"),
@@ -92,10 +135,13 @@ impl Run {
             }
         }
         assert!(operations > 200, "{operations} operations");
-        println!("{operations} operations of {} keys", histories.len());
+        println!(
+            "{operations} operations of {} keys, {unknown} of unknown outcome",
+            histories.len()
+        );
     }
 
-    fn now_ns(&self) -> u64 {
+    pub fn now_ns(&self) -> u64 {
         self.started.elapsed().as_nanos() as u64
     }
 
@@ -103,6 +149,12 @@ impl Run {
         let mut histories = self.histories.lock().expect("no client panicked");
         histories.entry(key.to_owned()).or_default().push(operation);
     }
+}
+
+/// All keys, in order.
+fn keys() -> Vec<String> {
+    let of = |kind| (0..KEYS).map(move |nth| format!("{kind}{nth}"));
+    of(SUM).chain(of(VALUE)).collect()
 }
 
 fn frame_of(call: Call, key: &str) -> Bytes {
@@ -147,6 +199,7 @@ fn frame_of(call: Call, key: &str) -> Bytes {
             key,
             request_id: 1,
         }),
+        Call::Keep | Call::Lose => unreachable!("nobody is asked to"),
     };
     frame.expect("a frame")
 }
@@ -216,9 +269,10 @@ async fn ask_at_random(
             }
             continue;
         };
-        let (kind, key) = match roll(1 + u64::from(run.has_counters)) {
-            0 => (0, format!("value-{}", roll(KEYS))),
-            _ => (1, format!("sum-{}", roll(KEYS))),
+        let kind = roll(2);
+        let key = match kind {
+            0 => format!("{VALUE}{}", roll(KEYS)),
+            _ => format!("{SUM}{}", roll(KEYS)),
         };
         let call = match (kind, roll(10)) {
             (0, 0..=4) => Call::Get,
@@ -227,6 +281,13 @@ async fn ask_at_random(
             (_, 0..=4) => Call::Sum,
             (_, _) => Call::Add(roll(100) as i64 - 50),
         };
+        run.asking.fetch_add(1, Ordering::SeqCst);
+        if run.is_paused.load(Ordering::SeqCst) {
+            run.asking.fetch_sub(1, Ordering::SeqCst);
+            session = Some((client, stream));
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            continue;
+        }
         let sent_ns = run.now_ns();
         stream.send(frame_of(call, &key)).await;
         let answer = tokio::time::timeout(ANSWER_LIMIT, stream.answers.next()).await;
@@ -253,65 +314,8 @@ async fn ask_at_random(
                 },
             );
         }
+        run.asking.fetch_sub(1, Ordering::SeqCst);
         // Room between operations keeps the number that overlap, and with it the search, small.
         tokio::time::sleep(Duration::from_millis(2 + roll(6))).await;
     }
-}
-
-fn rounds() -> usize {
-    std::env::var("FELIX_HISTORY_KILLS").map_or(2, |n| n.parse().expect("a number"))
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_clients_saw_over_kills_of_the_owner_is_linearizable() {
-    let mut brokers = Brokers::start_with(2, |spec| {
-        spec.caches = vec![ShardedSpec::new(CACHE, 1).led_by(&[0])];
-    });
-    let run = Run::new(true);
-    let clients = run.start_clients(&brokers);
-    for _ in 0..rounds() {
-        tokio::time::sleep(BETWEEN).await;
-        let killed = brokers.cluster.node_mut(0).kill();
-        killed.unwrap_or_else(|e| panic!("{e}"));
-        tokio::task::block_in_place(|| brokers.start_node(0));
-    }
-    tokio::time::sleep(BETWEEN).await;
-    run.judge(clients).await;
-}
-
-/// The shard goes from broker to broker, its leader killed or told to stop, and comes back to it as
-/// a copy: no value that a majority was answered for is missing, and none comes back.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_clients_saw_over_moves_of_a_quorum_cache_is_linearizable() {
-    let mut brokers = Brokers::start_with(3, |spec| {
-        spec.caches = vec![ShardedSpec {
-            replicas: 3,
-            consistency: Some("quorum".to_string()),
-            ..ShardedSpec::new(CACHE, 1).led_by(&[0])
-        }];
-    });
-    let shard = CopiedShard {
-        kind: "cache",
-        name: CACHE,
-    };
-    brokers.wait_metric_for(0, "felix_replicated_shards_open", 1.0, LATER);
-    let run = Run::new(false);
-    let clients = run.start_clients(&brokers);
-    let mut leader = 0;
-    for round in 0..rounds() {
-        tokio::time::sleep(BETWEEN).await;
-        let gone = leader;
-        let node = brokers.cluster.node_mut(gone);
-        let ended = match round % 2 {
-            0 => node.kill(),
-            _ => tokio::task::block_in_place(|| node.stop()).map(|_| ()),
-        };
-        ended.unwrap_or_else(|e| panic!("{e}"));
-        leader = shard.replace(&brokers, gone, 2 + round as u64).await;
-        tokio::time::sleep(BETWEEN).await;
-        tokio::task::block_in_place(|| brokers.start_node(gone));
-        // A copy that is not repaired yet may be longer than one that is whole.
-        shard.wait_level(&brokers, leader).await;
-    }
-    run.judge(clients).await;
 }
