@@ -63,6 +63,7 @@ fn simulated_clusters_keep_their_invariants() {
     }
     for must in [
         "compactions",
+        "heads_given_up_by_followers",
         "copies",
         "expiries",
         "openings_of_compacted_logs",

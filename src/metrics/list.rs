@@ -129,6 +129,7 @@ metrics! {
         counter follower_dropped_records "follower_dropped_records_total" "Records dropped by such a truncation or a rebuild.";
         counter follower_conflicts "follower_conflicts_total" "Batches refused because stored records differ and may not be dropped.";
         counter follower_bootstraps "follower_bootstraps_total" "Copies started where their leader's log starts.";
+        counter follower_shortened "follower_shortened_total" "Times a copy gave up the head its leader had compacted.";
         counter follower_rebuilds "follower_rebuilds_total" "Copies discarded at their leader's request.";
         counter follower_poisoned "follower_poisoned_total" "Copies closed by a failed write or sync until the next start.";
         counter peer_bytes_in "peer_received_bytes_total" "Stream bytes read from other brokers.";
@@ -141,7 +142,7 @@ metrics! {
         family ship_halts(HaltLabel) "replication_halts_total" "Times shipping to a replica stopped, by reason.";
         gauge replicated_shards_led "replicated_shards_led" "Shards with other holders that this broker leads.";
         gauge replicated_shards_open "replicated_shards_open" "Those of them that take writes.";
-        gauge_max replication_lag_records "replication_lag_records" "Records the slowest replica that is not halted lacks: what a lost leader may cost at leader consistency.";
+        gauge_max replication_lag_records "replication_lag_records" "Records of one log, of counters or group positions too, that the slowest replica that is not halted lacks: what a lost leader may cost where it alone acknowledges.";
         gauge replicas_halted "replicas_halted" "Copies of logs nothing is shipped to; listed at /replication/halted.";
         gauge replicas_rebuilding "replicas_rebuilding" "Copies of logs being made anew.";
         counter rebuilds_started "replication_rebuilds_started_total" "Replicas that discarded a copy to be given a new one.";

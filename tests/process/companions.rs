@@ -202,3 +202,60 @@ async fn wait_equal(brokers: &mut Brokers) {
     let log = RECORDS;
     assert_copies_equal(brokers, &[0, 1, 2], log);
 }
+
+/// Where a node's copy of a log begins, as it reports it.
+fn base(brokers: &Brokers, node: usize, log: Log) -> u64 {
+    let status = status_of(brokers, node, log);
+    status["base_offset"].as_u64().unwrap_or(0)
+}
+
+/// What a leader compacts its followers give up as well: a copy takes what the leader's log takes, and
+/// says the same when it leads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_of_compacted_logs_give_up_what_their_leader_gave_up() {
+    let mut brokers = start(1);
+    wait_open(&brokers, 0, VALUES).await;
+    let mut cache = CacheClient::connect(&brokers, 0).await;
+    cache.put("still", b"here").await;
+    cache.add("still", 7).await;
+    let value = vec![7u8; 64 << 10];
+    let sum = "sum".repeat(100);
+    let deadline = std::time::Instant::now() + LATER;
+    while base(&brokers, 0, VALUES) == 0 || base(&brokers, 1, COUNTERS) == 0 {
+        assert!(std::time::Instant::now() < deadline, "no pass of both logs");
+        for nth in 0..8 {
+            cache.put(&format!("busy{}", nth % 4), &value).await;
+        }
+        for _ in 0..50 {
+            cache.add(&sum, 1).await;
+        }
+    }
+    // One follower hears of it when it is back.
+    brokers.cluster.node_mut(2).kill().expect("killed");
+    brokers.start_node(2);
+    cache.put("last", b"1").await;
+    let adds = cache.add(&sum, 1).await;
+    wait_level(&brokers, 0, VALUES, 1).await;
+    let leads = base(&brokers, 0, VALUES);
+    let deadline = std::time::Instant::now() + LATER;
+    for follower in [1, 2] {
+        while base(&brokers, follower, VALUES) < leads || base(&brokers, follower, COUNTERS) == 0 {
+            let seen = status_of(&brokers, follower, VALUES);
+            assert!(std::time::Instant::now() < deadline, "{leads}: {seen}");
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    }
+    assert!(brokers.metric(1, "felix_follower_shortened_total") >= 2.0);
+    assert_copies_equal(&mut brokers, &[0, 1, 2], VALUES);
+    equal_copies(&brokers, &[0, 1, 2], COUNTERS);
+    for node in [1, 2] {
+        brokers.start_node(node);
+    }
+    fail_over(&mut brokers, "cache", CACHE, VALUES).await;
+    let mut cache = CacheClient::connect(&brokers, 1).await;
+    cache.put("own", b"1").await;
+    assert_eq!(cache.get("still").await.as_deref(), Some(&b"here"[..]));
+    assert_eq!(cache.get("busy3").await.as_ref(), Some(&value));
+    assert_eq!(cache.sum("still").await, Some(7));
+    assert_eq!(cache.sum(&sum).await, Some(adds));
+}

@@ -11,8 +11,8 @@ use std::time::Duration;
 use felix_uring::ids::Offset;
 use felix_uring::proto::client_code;
 use felix_uring::proto::client_session::{
-    classify, classify_error, Incoming, OwedId, PublishReply, Reply, Requested, StreamAction,
-    StreamDirection, StreamLimits, StreamSession, Verdict, Written,
+    classify, classify_error, Incoming, OwedId, PublishReply, RefusedFrame, Reply, Requested,
+    StreamAction, StreamDirection, StreamLimits, StreamSession, Verdict, Written,
 };
 use felix_uring::proto::MonoTime;
 use felix_uring::wire::client::answers::PlainOk;

@@ -4,6 +4,7 @@
 //! generation has it. What a compacted log says must be what the whole one says.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use bytes::Bytes;
 
@@ -207,18 +208,49 @@ impl Judge {
             );
         };
         let durable = journal.durable_tail(key);
-        let from = |base: u64| {
-            let (from, to) = (base - image.base, durable - image.base);
-            &image.records[from as usize..to as usize]
-        };
         if !(image.base..=durable).contains(&base) || held > durable {
             let seen = format!("n{node} gives up {key:?} below {base}, held {held}: {durable}");
             return self.fail(44, seen);
         }
-        let (after, before) = (fold(key.log, from(base)), fold(key.log, from(image.base)));
+        self.says_the_same_from((node, key), image, base..durable);
+    }
+
+    /// A follower gives up what its leader has given up: its own copy must hold what says the same.
+    pub fn on_shortened(&mut self, node: usize, key: LogKey, base: u64, journal: &Journal) {
+        let held = self.readings.given_up.get(&(key, base)).copied();
+        let image = journal.seen(key).image();
+        let reaches = |image: &&LogImage| held.is_some_and(|held| held <= image.tail());
+        match (image.filter(reaches), held) {
+            (Some(image), Some(held)) => {
+                self.count("heads_given_up_by_followers", 1);
+                self.says_the_same_from((node, key), image, base..held);
+            }
+            _ => {
+                let tail = image.map_or(0, LogImage::tail);
+                let seen = format!("n{node} begins {key:?} at {base}, held {held:?}, with {tail}");
+                self.fail(44, seen);
+            }
+        }
+    }
+
+    fn says_the_same_from(
+        &mut self,
+        (node, key): (usize, LogKey),
+        image: &LogImage,
+        range: Range<u64>,
+    ) {
+        let from = |base: u64| {
+            let (from, to) = (base - image.base, range.end - image.base);
+            &image.records[from as usize..to as usize]
+        };
+        let (after, before) = (
+            fold(key.log, from(range.start)),
+            fold(key.log, from(image.base)),
+        );
         if after != before {
             let seen = format!(
-                "n{node} gives up {key:?} below {base}: {}",
+                "n{node} gives up {key:?} below {}: {}",
+                range.start,
                 difference(&after, &before)
             );
             self.fail(44, seen);

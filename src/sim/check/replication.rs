@@ -81,7 +81,9 @@ impl Judge {
             FollowerNote::Conflict { .. } => watch.counts.conflicts += 1,
             FollowerNote::Bootstrapped { .. } => watch.counts.bootstraps += 1,
             FollowerNote::Rebuilt { .. } => watch.counts.rebuilds += 1,
-            FollowerNote::Accepted { .. } | FollowerNote::Poisoned => {}
+            FollowerNote::Accepted { .. }
+            | FollowerNote::Shortened { .. }
+            | FollowerNote::Poisoned => {}
         }
     }
 

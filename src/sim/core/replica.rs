@@ -9,7 +9,9 @@ use super::{Core, CoreInput};
 use crate::catalog::Consistency;
 use crate::ids::{Generation, NodeId};
 use crate::proto::outcome::PeerCode;
-use crate::proto::replication::follower::{DiskError, DiskWork, FollowerRequest, StoredReadError};
+use crate::proto::replication::follower::{
+    DiskError, DiskWork, FollowerNote, FollowerRequest, StoredReadError,
+};
 use crate::proto::replication::{
     FollowerAction, FollowerLog, History, HistoryEntry, LogState, ReplicaView, ReplicateAnswer,
     ReplicateBody,
@@ -119,7 +121,11 @@ impl Core {
                 continue;
             }
             for key in logs_of_shard(env, shard) {
-                let mut log = FollowerLog::new(self.me.clone(), None);
+                let log = FollowerLog::new(self.me.clone(), None);
+                let mut log = match key.log {
+                    SimLog::Stream => log,
+                    _ => log.taking_base(),
+                };
                 log.on_state(self.log_state(env, key));
                 self.replicas.logs.insert(key, log);
             }
@@ -233,6 +239,10 @@ impl Core {
             }
             FollowerAction::Note(note) => {
                 env.note(|| format!("n{} {key:?}: {note:?}", self.at.node));
+                if let FollowerNote::Shortened { base, .. } = note {
+                    env.judge
+                        .on_shortened(self.at.node, key, base, &self.journal);
+                }
                 env.judge.on_note(note);
             }
         }

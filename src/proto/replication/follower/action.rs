@@ -186,6 +186,13 @@ pub enum FollowerNote {
         /// How many records went at once.
         records: u64,
     },
+    /// The copy is about to begin where its leader's log begins by now.
+    Shortened {
+        /// Its base.
+        base: u64,
+        /// How many records went.
+        records: u64,
+    },
     /// A sync failed: nothing more is stored until the process restarts.
     Poisoned,
 }

@@ -153,6 +153,8 @@ enum Resync {
 #[derive(Debug, Clone)]
 pub struct FollowerLog {
     me: NodeId,
+    /// It gives up what its leader says it has given up.
+    takes_base: bool,
     view: Option<ReplicaView>,
     /// The first generation from which on the views named today's leader without a gap.
     leader_since: Generation,
@@ -180,6 +182,7 @@ impl FollowerLog {
         let leader_since = view.as_ref().map_or(Generation(0), |view| view.generation);
         Self {
             me,
+            takes_base: false,
             view,
             leader_since,
             health: LogHealth::Opening,
@@ -195,6 +198,17 @@ impl FollowerLog {
             resync: None,
             last_ticket: 0,
             outbox: VecDeque::new(),
+        }
+    }
+
+    /// A copy of a log that says the same without its head: once it is known to equal the leader's, it
+    /// is given up below the leader's base. Nobody but the leader can tell what stands for the head, and
+    /// whether those who may lead next have it.
+    #[must_use]
+    pub fn taking_base(self) -> Self {
+        Self {
+            takes_base: true,
+            ..self
         }
     }
 

@@ -24,6 +24,20 @@ impl FollowerLog {
         }
         let detail = "this copy holds records that start elsewhere";
         self.refuse(&request, PeerCode::LogConflict, detail);
+        self.take_base(&request, base);
+    }
+
+    /// The leader has nothing below `base` any more. The offer itself moves nothing; what this copy may do
+    /// without is a matter of its own.
+    fn take_base(&mut self, request: &FollowerRequest, base: u64) {
+        let mark = self.matched.as_ref().and_then(|matched| matched.mark);
+        let is_held = self.at.base < base && mark >= Some(base);
+        if self.takes_base && is_held && self.given_up.is_none() {
+            let generation = request.generation;
+            let records = base - self.at.base;
+            self.note(FollowerNote::Shortened { base, records });
+            self.start(DiskWork::RaiseBase { generation, base });
+        }
     }
 
     /// A rebuild gives the copy up. Its records stay where they may be the leader's: they are compared from

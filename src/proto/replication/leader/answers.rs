@@ -75,6 +75,11 @@ impl Cursor {
         if let Sent::Records { bytes, .. } = sent {
             self.window_bytes -= bytes;
         }
+        if let Sent::Base { base } = sent {
+            if self.base_is_told(base, answer) {
+                return news;
+            }
+        }
         match answer {
             Answered::Ok { durable } => self.on_ok(sent, durable, at, &mut news),
             Answered::Refused { code, expected } => {
@@ -90,6 +95,23 @@ impl Cursor {
             }
         }
         news
+    }
+
+    /// Whether a follower that was told where the log begins has heard it. One that holds records from
+    /// elsewhere says so and changes nothing at that; some do not know the message.
+    fn base_is_told(&mut self, base: u64, answer: Answered) -> bool {
+        let is_told = match answer {
+            Answered::Ok { .. } => true,
+            Answered::Refused { code, .. } => matches!(
+                code,
+                PeerCode::LogConflict | PeerCode::Malformed | PeerCode::UnsupportedKind
+            ),
+            Answered::NotSent | Answered::Unknown => false,
+        };
+        if !is_told && self.told_base == base {
+            self.told_base = 0;
+        }
+        is_told
     }
 
     fn on_ok(&mut self, sent: Sent, durable: u64, at: &mut Setting<'_>, news: &mut News) {
@@ -115,6 +137,8 @@ impl Cursor {
                     self.pause_for(PauseCause::Behind, wait, at.now, news);
                 }
             }
+            // INV: told, whatever it holds.
+            Sent::Base { .. } => {}
             Sent::Bootstrap => {
                 self.must_offer = false;
                 self.next = durable;
@@ -157,9 +181,10 @@ impl Cursor {
             PeerCode::LogConflict => {
                 let reason = match sent {
                     Sent::Bootstrap => HaltReason::NeedsBootstrap,
-                    Sent::Probe { .. } | Sent::Records { .. } | Sent::Rebuild => {
-                        HaltReason::Diverged
-                    }
+                    Sent::Probe { .. }
+                    | Sent::Records { .. }
+                    | Sent::Base { .. }
+                    | Sent::Rebuild => HaltReason::Diverged,
                 };
                 self.halt_for(reason, at, news);
             }

@@ -32,7 +32,7 @@ pub enum Ask {
         max_bytes: u32,
         max_records: u32,
     },
-    /// Where the leader's log begins.
+    /// Where the leader's log begins: one that holds nothing places its copy there.
     Bootstrap { base: Offset },
     /// Discard the copy and begin here.
     Rebuild { base: Offset },
@@ -67,6 +67,9 @@ pub struct LogView {
     pub committed: Option<u64>,
     /// The shard is not open yet: failed probes are repeated at their own pace.
     pub is_probing: bool,
+    /// Where a follower must have come to before it is told of the base, of a log whose base followers
+    /// take over: everything that says what the records below it said.
+    pub restated: Option<u64>,
 }
 
 impl LogView {
@@ -115,9 +118,19 @@ pub(super) struct Halt {
 /// What is on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
-    Probe { at: u64 },
-    Records { first: u64, end: u64, bytes: u64 },
+    Probe {
+        at: u64,
+    },
+    Records {
+        first: u64,
+        end: u64,
+        bytes: u64,
+    },
     Bootstrap,
+    /// Where the log begins by now, to a follower that holds more; nothing depends on its answer.
+    Base {
+        base: u64,
+    },
     Rebuild,
 }
 
@@ -154,6 +167,8 @@ pub struct Cursor {
     pub(super) pause: Option<Pause>,
     pub(super) halt: Option<Halt>,
     pub(super) holds_slot: bool,
+    /// The base it was told of at this generation.
+    pub(super) told_base: u64,
     /// The follower has accepted something of this log on this connection.
     pub(super) is_known_to_take_it: bool,
     pub(super) gaps: u32,
@@ -169,9 +184,15 @@ pub struct Cursor {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Want {
     Nothing,
-    Probe { at: u64 },
-    Fetch { from: u64 },
+    Probe {
+        at: u64,
+    },
+    Fetch {
+        from: u64,
+    },
     Bootstrap,
+    /// Tell it where the log begins by now.
+    Base,
     Rebuild,
 }
 
@@ -191,6 +212,7 @@ impl Cursor {
             pause: None,
             halt: None,
             holds_slot: false,
+            told_base: 0,
             is_known_to_take_it: false,
             gaps: 0,
             last_gap: 0,
@@ -285,6 +307,9 @@ impl Cursor {
         if !is_alone && !self.has_room(limits) {
             return Want::Nothing;
         }
+        if self.is_owed_the_base(log) {
+            return Want::Base;
+        }
         if self.next < log.synced {
             return Want::Fetch { from: self.next };
         }
@@ -296,6 +321,12 @@ impl Cursor {
             None if is_alone && !self.probe_refused => Want::Probe { at: self.next },
             None | Some(_) => Want::Nothing,
         }
+    }
+
+    /// Whether the follower, which holds all that stands for what was given up, is to be told.
+    fn is_owed_the_base(&self, log: &LogView) -> bool {
+        let holds_all = log.restated.is_some_and(|end| self.position >= Some(end));
+        self.told_base < log.base && holds_all && log.may_place()
     }
 
     fn has_room(&self, limits: &ShipLimits) -> bool {
@@ -326,14 +357,22 @@ impl Cursor {
             }
             Want::Bootstrap => {
                 self.must_offer = true;
+                self.told_base = log.base;
                 let base = Offset(log.base);
                 (Ask::Bootstrap { base }, Sent::Bootstrap)
+            }
+            Want::Base => {
+                // Not again, unless it may not have heard it.
+                self.told_base = log.base;
+                let base = Offset(log.base);
+                (Ask::Bootstrap { base }, Sent::Base { base: log.base })
             }
             Want::Rebuild => {
                 if let Some(halt) = &mut self.halt {
                     halt.is_asked = true;
                 }
                 self.discard();
+                self.told_base = log.base;
                 let base = Offset(log.base);
                 (Ask::Rebuild { base }, Sent::Rebuild)
             }
@@ -445,7 +484,7 @@ impl Sent {
         match self {
             Self::Probe { at } => Some(at),
             Self::Records { first, .. } => Some(first),
-            Self::Bootstrap | Self::Rebuild => None,
+            Self::Bootstrap | Self::Base { .. } | Self::Rebuild => None,
         }
     }
 }

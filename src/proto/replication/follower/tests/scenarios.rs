@@ -104,6 +104,53 @@ fn n07_bootstrap_over_records() {
     assert_eq!((f.synced.base, f.synced.tail()), (100, 100));
 }
 
+/// A copy of a log that says the same without its head, of 50 records of generation 1.
+fn holding_a_state() -> Replica {
+    let mut f = holding(50);
+    f.machine = f.machine.clone().taking_base();
+    f
+}
+
+#[test]
+fn a_copy_of_a_state_gives_up_what_its_leader_has_given_up() {
+    let mut f = holding_a_state();
+    assert_eq!(refusal(f.bootstrap(1, 30)), refused(PeerCode::LogConflict));
+    assert_eq!((f.applied.base, f.applied.tail()), (30, 50));
+    assert_eq!(f.bootstrap(1, 30), ok(50), "told again");
+    assert_eq!(f.records(1, 50, &["a50"]), ok(51));
+    assert_eq!(f.synced.bytes(), names("a", 30..51));
+    // An earlier word, late.
+    assert_eq!(refusal(f.bootstrap(1, 20)), refused(PeerCode::LogConflict));
+    assert_eq!(f.applied.base, 30);
+}
+
+#[test]
+fn a_copy_keeps_what_it_does_not_know_to_be_its_leaders() {
+    // Another kind of log.
+    let mut f = holding(50);
+    assert_eq!(refusal(f.bootstrap(1, 30)), refused(PeerCode::LogConflict));
+    assert_eq!(f.applied.base, 0);
+    // Beyond its end.
+    let mut f = holding_a_state();
+    assert_eq!(refusal(f.bootstrap(1, 51)), refused(PeerCode::LogConflict));
+    assert_eq!(f.applied.base, 0);
+    // Not compared with this leader yet, then compared up to 20.
+    f.set_view(view(2, "b"));
+    f.reconnect();
+    assert_eq!(refusal(f.bootstrap(2, 30)), refused(PeerCode::LogConflict));
+    assert_eq!(f.applied.base, 0);
+    assert_eq!(f.records(2, 0, &refs(&names("a", 0..20))), ok(20));
+    assert_eq!(refusal(f.bootstrap(2, 21)), refused(PeerCode::LogConflict));
+    assert_eq!(f.applied.base, 0);
+    assert_eq!(refusal(f.bootstrap(2, 20)), refused(PeerCode::LogConflict));
+    assert_eq!(f.applied.base, 20);
+    // From a leader that is none any more.
+    let late = f.send_from("a", 1, ReplicateBody::Bootstrap { base_offset: 40 });
+    let late = f.answer(late).expect("an answer");
+    assert_eq!(refusal(late), refused(PeerCode::FencedEpoch));
+    assert_eq!(f.applied.base, 20);
+}
+
 #[test]
 fn n08_bootstrap_twice_and_over_an_empty_log() {
     let mut f = Replica::new(Stored::default(), view(1, "a"));

@@ -21,6 +21,8 @@ struct ShippedLog {
     log: ReplicaLog,
     base: u64,
     synced: u64,
+    /// Where the log ended when its base rose to where it is: what was given up for it is below.
+    restated: u64,
     /// In the order of the followers.
     cursors: Vec<Cursor>,
 }
@@ -69,6 +71,7 @@ impl<G: ReportGate> ShardLeader<G> {
                 log: start.log,
                 base: start.state.base,
                 synced: start.state.durable_tail,
+                restated: start.state.durable_tail,
                 cursors: spec.followers.iter().map(|_| Cursor::new(from)).collect(),
             });
         }
@@ -112,6 +115,9 @@ impl<G: ReportGate> ShardLeader<G> {
             return;
         };
         let shipped = &mut self.logs[at];
+        if base > shipped.base {
+            shipped.restated = synced;
+        }
         (shipped.base, shipped.synced) = (base, synced);
         if at == 0 {
             self.advance_mark();

@@ -22,6 +22,7 @@ impl<G: ReportGate> ShardLeader<G> {
             synced: shipped.synced,
             committed: is_bounded.then(|| self.committed.max(self.mark.get().unwrap_or(0))),
             is_probing: !self.opening.is_open(),
+            restated: log_is_a_state(shipped.log).then_some(shipped.restated),
         }
     }
 
@@ -46,7 +47,7 @@ impl<G: ReportGate> ShardLeader<G> {
                     (self.opening.is_open() || cursor.probe_refused)
                         && self.is_in_turn(at, follower)
                 }
-                Want::Bootstrap | Want::Rebuild => self.opening.is_open(),
+                Want::Bootstrap | Want::Base | Want::Rebuild => self.opening.is_open(),
             };
             if may {
                 return Some((at, want));
@@ -75,5 +76,17 @@ impl<G: ReportGate> ShardLeader<G> {
             .get(usize::from(follower.0))
             .and_then(Cursor::position)
             .map_or(letters.synced == 0, |held| held >= letters.synced)
+    }
+}
+
+/// Logs that are compacted by their leader alone, their followers taking its base over. How long a
+/// stream's records are kept, each holder decides itself.
+fn log_is_a_state(log: ReplicaLog) -> bool {
+    match log {
+        ReplicaLog::Cache
+        | ReplicaLog::Counters
+        | ReplicaLog::GroupCursors
+        | ReplicaLog::GroupDeadLetters => true,
+        ReplicaLog::Stream => false,
     }
 }

@@ -1,6 +1,7 @@
 //! Tests of the whole leader: one shard against scripted answers.
 
 mod answers;
+mod base;
 mod opening;
 mod rebuild;
 mod scenarios;

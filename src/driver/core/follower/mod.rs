@@ -9,6 +9,8 @@
 //! * every request handed to a machine is answered once ([`Slots`] of requests), also after the shard moved;
 //! * records are appended only at the offset the leader named: the tail is checked first.
 
+mod report;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -16,10 +18,9 @@ use bytes::Bytes;
 use storage_uring::{AppendError, CommitError, ControlEvent, LogError, LogKind, LogRef};
 
 use crate::ids::{Generation, NodeId, ShardId};
-use crate::metrics::CoreMetrics;
 use crate::proto::replication::follower::{
-    answer_of_outsider, DiskError, DiskWork, FollowerAction, FollowerLog, FollowerNote,
-    FollowerRequest, StoredReadError,
+    answer_of_outsider, DiskError, DiskWork, FollowerAction, FollowerLog, FollowerRequest,
+    StoredReadError,
 };
 use crate::proto::replication::types::ReplicaLog;
 use crate::proto::replication::{
@@ -56,16 +57,6 @@ struct Copy {
 struct Asker {
     core: usize,
     ticket: u64,
-}
-
-/// A copy for `/status`.
-pub(super) struct CopyStatus {
-    pub name: String,
-    pub generation: Generation,
-    pub base: u64,
-    pub tail: u64,
-    pub durable_tail: u64,
-    pub match_mark: Option<u64>,
 }
 
 /// The kind of storage log behind a replicated log.
@@ -145,7 +136,10 @@ impl Core {
         let copy = self.followers.copies.insert(Copy {
             key: key.clone(),
             log: log.ok(),
-            machine: FollowerLog::new(self.me.clone(), view),
+            machine: match key.log {
+                ReplicaLog::Stream => FollowerLog::new(self.me.clone(), view),
+                _ => FollowerLog::new(self.me.clone(), view).taking_base(),
+            },
             is_retired: false,
         });
         self.followers.by_key.insert(key.clone(), copy);
@@ -401,47 +395,6 @@ impl Core {
         }
     }
 
-    fn note_follower(&mut self, number: u64, note: FollowerNote) {
-        let Some(copy) = self.followers.copies.get_mut(number) else {
-            return;
-        };
-        let key = copy.key.clone();
-        count_note(&self.metrics, note);
-        match note {
-            FollowerNote::Accepted { generation } => {
-                // One line a log at every change of a leader: too many for anything but a search.
-                tracing::debug!(log = %key, %generation, "a leader is accepted");
-                self.state.note_accepted(&key.shard, generation);
-            }
-            FollowerNote::Truncated {
-                generation,
-                tail,
-                records,
-            } => {
-                tracing::warn!(log = %key, %generation, tail, records, "records that a former leader wrote and no later one has are dropped");
-            }
-            FollowerNote::Conflict {
-                generation,
-                at,
-                why,
-            } => {
-                tracing::error!(log = %key, %generation, at, ?why, "the leader's records differ from the stored ones; the copy is left as it is until it is rebuilt");
-            }
-            FollowerNote::Bootstrapped { base } => {
-                tracing::info!(log = %key, base, "an empty copy starts where its leader's log starts");
-            }
-            FollowerNote::Rebuilt { base, records: 0 } => {
-                tracing::info!(log = %key, base, "the copy is compared with its leader's log anew; what differs is replaced");
-            }
-            FollowerNote::Rebuilt { base, records } => {
-                tracing::warn!(log = %key, base, records, "the leader no longer has what this copy begins with; the rest is compared anew");
-            }
-            FollowerNote::Poisoned => {
-                tracing::error!(log = %key, "a write or sync failed; the copy takes nothing more until the next start");
-            }
-        }
-    }
-
     /// A new catalog is in force: every copy learns its new assignment.
     pub(super) fn followers_after_catalog(&mut self) {
         for number in self.followers.copies.tokens() {
@@ -476,41 +429,6 @@ impl Core {
     /// Requests of leaders not answered yet.
     pub(super) fn follower_requests(&self) -> usize {
         self.followers.requests.len()
-    }
-
-    /// The first `most` copies, for `/status`.
-    pub(super) fn follower_status(&self, most: usize) -> Vec<CopyStatus> {
-        let copies = self.followers.by_key.iter().take(most);
-        copies
-            .filter_map(|(key, number)| {
-                let state = self.followers.copies.get(*number)?.machine.state();
-                Some(CopyStatus {
-                    name: key.to_string(),
-                    generation: state.accepted,
-                    base: state.base,
-                    tail: state.tail,
-                    durable_tail: state.durable_tail,
-                    match_mark: state.match_mark,
-                })
-            })
-            .collect()
-    }
-}
-
-fn count_note(metrics: &CoreMetrics, note: FollowerNote) {
-    match note {
-        FollowerNote::Accepted { .. } => metrics.follower_accepted.inc(),
-        FollowerNote::Truncated { records, .. } => {
-            metrics.follower_truncations.inc();
-            metrics.follower_dropped_records.add(records);
-        }
-        FollowerNote::Conflict { .. } => metrics.follower_conflicts.inc(),
-        FollowerNote::Bootstrapped { .. } => metrics.follower_bootstraps.inc(),
-        FollowerNote::Rebuilt { records, .. } => {
-            metrics.follower_rebuilds.inc();
-            metrics.follower_dropped_records.add(records);
-        }
-        FollowerNote::Poisoned => metrics.follower_poisoned.inc(),
     }
 }
 

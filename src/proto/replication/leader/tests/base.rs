@@ -1,0 +1,158 @@
+//! Followers of logs that say the same without their head are told where the leader's begins.
+
+use super::*;
+
+const VALUES: ReplicaLog = ReplicaLog::Cache;
+const SUMS: ReplicaLog = ReplicaLog::Counters;
+
+/// A cache shard whose logs reach from `base` to `tail`.
+fn cache(base: u64, tail: u64) -> Lead {
+    let logs = [VALUES, SUMS].map(|log| LogStart {
+        log,
+        ..main_log(base, base, tail)
+    });
+    Lead::with(spec(2, true), &logs)
+}
+
+/// The same, both followers level in both.
+fn level_cache(tail: u64) -> Lead {
+    let mut lead = cache(0, tail);
+    for log in [VALUES, SUMS] {
+        for follower in [B, C] {
+            let (of, asked) = lead.ask(follower).expect("a probe");
+            assert_eq!(of, log);
+            lead.answer_log(follower, of, asked.id, ok(tail));
+        }
+    }
+    assert!(lead.leader.is_open());
+    lead
+}
+
+/// Ships what there is of a log and answers it, up to `end`.
+fn ship(lead: &mut Lead, follower: FollowerIdx, end: u64) {
+    let (log, asked) = lead.ask(follower).expect("records to ship");
+    assert!(matches!(asked.ask, Ask::Fetch { .. }), "{asked:?}");
+    let fetched = Fetched::Records {
+        end: Offset(end),
+        bytes: 1,
+    };
+    let now = lead.now;
+    assert!(lead
+        .leader
+        .on_fetched(follower, log, asked.id, fetched, now));
+    lead.answer_log(follower, log, asked.id, ok(end));
+}
+
+fn told(lead: &mut Lead, follower: FollowerIdx) -> (ReplicaLog, AskId, u64) {
+    let (log, asked) = lead.ask(follower).expect("something to tell");
+    let Ask::Bootstrap { base } = asked.ask else {
+        panic!("not where the log begins: {asked:?}");
+    };
+    (log, asked.id, base.0)
+}
+
+#[test]
+fn a_follower_is_told_once_it_holds_all_that_stands_for_the_head() {
+    for log in [VALUES, SUMS] {
+        let mut lead = level_cache(10);
+        lead.leader.on_log(log, 0, 25);
+        ship(&mut lead, B, 24);
+        // 20 to 24 say what the records below 20 said.
+        lead.leader.on_log(log, 20, 25);
+        ship(&mut lead, B, 25);
+        let (of, id, base) = told(&mut lead, B);
+        assert_eq!((of, base), (log, 20));
+        assert_eq!(lead.ask(B), None, "once");
+        lead.answer_log(B, log, id, refused(PeerCode::LogConflict));
+        assert_eq!(lead.ask(B), None);
+        assert_eq!(lead.leader.halted().count(), 0);
+        let position = lead.leader.cursor(B, log).unwrap().position();
+        assert_eq!(position, Some(25));
+        // The other one lacks all of it.
+        let (_, asked) = lead.ask(C).unwrap();
+        assert!(matches!(asked.ask, Ask::Bootstrap { .. }), "{asked:?}");
+        assert_eq!(lead.leader.cursor(C, log).unwrap().position(), Some(10));
+    }
+}
+
+#[test]
+fn batches_go_on_beside_it() {
+    let mut lead = level_cache(30);
+    lead.leader.on_log(VALUES, 20, 30);
+    let (_, id, _) = told(&mut lead, B);
+    lead.leader.on_log(VALUES, 20, 40);
+    ship(&mut lead, B, 35);
+    lead.answer_log(B, VALUES, id, refused(PeerCode::LogConflict));
+    ship(&mut lead, B, 40);
+    assert_eq!(lead.leader.cursor(B, VALUES).unwrap().position(), Some(40));
+}
+
+#[test]
+fn one_that_may_not_have_heard_it_is_told_again() {
+    for lost in [
+        Answered::NotSent,
+        Answered::Unknown,
+        refused(PeerCode::StaleRoute),
+        refused(PeerCode::Unavailable),
+    ] {
+        let mut lead = level_cache(30);
+        lead.leader.on_log(SUMS, 20, 30);
+        let (log, id, _) = told(&mut lead, B);
+        lead.answer_log(B, log, id, lost);
+        assert_eq!(lead.ask(B), None, "{lost:?}: it waits");
+        lead.pass(Duration::from_secs(60));
+        let (_, id, base) = told(&mut lead, B);
+        assert_eq!(base, 20);
+        lead.answer_log(B, log, id, ok(30));
+        assert_eq!(lead.ask(B), None);
+    }
+}
+
+#[test]
+fn one_that_does_not_know_the_message_is_let_be() {
+    for code in [PeerCode::UnsupportedKind, PeerCode::Malformed] {
+        let mut lead = level_cache(30);
+        lead.leader.on_log(SUMS, 20, 30);
+        let (log, id, _) = told(&mut lead, B);
+        lead.answer_log(B, log, id, refused(code));
+        assert_eq!(lead.leader.halted().count(), 0);
+        lead.leader.on_log(SUMS, 20, 31);
+        ship(&mut lead, B, 31);
+    }
+}
+
+#[test]
+fn a_new_leader_tells_what_its_log_begins_with() {
+    let mut lead = cache(20, 30);
+    let mut told = Vec::new();
+    for follower in [B, C] {
+        while let Some((log, asked)) = lead.ask(follower) {
+            if let Ask::Bootstrap { base } = asked.ask {
+                assert!(lead.leader.is_open(), "nothing but probes before");
+                told.push((follower, log, base.0));
+            }
+            lead.answer_log(follower, log, asked.id, ok(30));
+        }
+    }
+    let both = |follower| [VALUES, SUMS].map(|log| (follower, log, 20));
+    assert_eq!(told, [both(B), both(C)].concat());
+}
+
+#[test]
+fn what_a_stream_keeps_is_no_matter_of_its_followers() {
+    let mut lead = Lead::level(30);
+    lead.leader.on_log(MAIN, 20, 30);
+    assert_eq!(lead.ask(B), None);
+}
+
+#[test]
+fn the_slowest_copy_of_any_log_is_the_lag() {
+    let mut lead = level_cache(10);
+    assert_eq!(lead.leader.lag(), 0);
+    lead.leader.on_log(SUMS, 0, 17);
+    assert_eq!(lead.leader.lag(), 7);
+    ship(&mut lead, B, 17);
+    assert_eq!(lead.leader.lag(), 7);
+    ship(&mut lead, C, 17);
+    assert_eq!(lead.leader.lag(), 0);
+}
