@@ -8,8 +8,11 @@ use storage_uring::format::segment::SegmentHeader;
 use storage_uring::machine::{
     Action, CommitMachine, ControlEvent, LogSeed, MachineConfig, ReadySegment,
 };
-use storage_uring::recovery::images::{recover_images, ImageLog, ImageRecovery, Images};
+use storage_uring::recovery::images::{
+    recover_images, rewrite_image, ImageLog, ImageRecovery, Images,
+};
 use storage_uring::recovery::Damage;
+use storage_uring::rewrite::RewriteFault;
 use storage_uring::{LogKind, LogName, LogRef};
 
 const UUID: [u8; 16] = [0x5a; 16];
@@ -147,6 +150,20 @@ impl Writer {
                 actions.reverse();
             }
             for action in actions {
+                if let Action::Rewrite { plan } = &action {
+                    let image = self.images.get_mut(&(self.core, plan.segment));
+                    let image = image.expect("it was made");
+                    match rewrite_image(&UUID, self.core, image, plan) {
+                        Ok((file, totals)) => {
+                            *image = file;
+                            self.machine.on_segment_rewritten(plan.segment, &totals);
+                        }
+                        Err(fault) => {
+                            assert_eq!(fault, RewriteFault::NotWorth, "it is whole");
+                            self.machine.on_rewrite_failed(plan.segment, Some(fault));
+                        }
+                    }
+                }
                 let Action::Write {
                     id,
                     segment,
@@ -175,6 +192,7 @@ impl Writer {
             seq,
             boot_epoch: self.epoch,
             segment_bytes: SEGMENT_BYTES,
+            rewritten: None,
         };
         let mut image = header.encode();
         image.resize(SEGMENT_BYTES as usize, 0);
@@ -200,7 +218,12 @@ pub fn recover_damaged(data: &[u8]) {
                 let (pick, number) = (input.byte().unwrap_or(0), input.number());
                 writer.control(pick, op / 8, number);
             }
-            _ => writer.turn(op / 8, op & 64 != 0),
+            5 | 6 => writer.turn(op / 8, op & 64 != 0),
+            _ => {
+                writer.turn(op / 8, op & 64 != 0);
+                // Segments of which little is needed are rewritten at the next turn.
+                writer.machine.reclaim(1, 0, 256);
+            }
         }
         steps += 1;
         if steps == SCRIPT_MAX {
@@ -284,21 +307,32 @@ fn forge(image: &mut [u8], at: usize, input: &mut Input<'_>) -> bool {
         image[4092..4096].copy_from_slice(&crc.to_le_bytes());
         return true;
     }
-    // The first extent, then the body, then the header, each over what was changed before.
+    // The first extent, then the body, then the header, each over what was changed before. In a frame of a
+    // rewritten segment the extent lies in a piece.
     let u32_at = |bytes: &[u8], at: usize| {
         u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes")) as usize
     };
-    let extent = block + 128;
+    let is_frame = image[block..].starts_with(b"FXFRAME1");
+    let (extent, used_at, crc_at) = match is_frame {
+        true => (140, 96, 112),
+        false => (128, 24, 104),
+    };
+    let extent = block + extent;
+    if is_frame {
+        let seed = crc32c::crc32c_append(crc32c::crc32c(&UUID), &image[block + 16..block + 24]);
+        let crc = crc32c::crc32c_append(seed, &image[block + 128..block + 136]);
+        image[block + 136..block + 140].copy_from_slice(&crc.to_le_bytes());
+    }
     let name = usize::from(u16::from_le_bytes([image[extent + 60], image[extent + 61]]));
     if extent + 72 + name <= image.len() {
         let fixed = crc32c::crc32c(&image[extent..extent + 68]);
         let crc = crc32c::crc32c_append(fixed, &image[extent + 72..extent + 72 + name]);
         image[extent + 68..extent + 72].copy_from_slice(&crc.to_le_bytes());
     }
-    let used = u32_at(image, block + 24);
+    let used = u32_at(image, block + used_at);
     if used >= 128 && block + used <= image.len() {
         let crc = crc32c::crc32c(&image[block + 128..block + used]);
-        image[block + 104..block + 108].copy_from_slice(&crc.to_le_bytes());
+        image[block + crc_at..block + crc_at + 4].copy_from_slice(&crc.to_le_bytes());
     }
     let crc = crc32c::crc32c_append(crc32c::crc32c(&UUID), &image[block..block + 124]);
     image[block + 124..block + 128].copy_from_slice(&crc.to_le_bytes());

@@ -339,13 +339,18 @@ fn print_part(
         }
         (false, None) => writeln!(
             out,
-            "core {} segment {}  {} bytes  {}  {}",
+            "core {} segment {}  {} bytes  {}{}  {}",
             segment.core,
             segment.segment,
             segment.file_bytes,
             segment
                 .boot_epoch
                 .map_or("no readable header".into(), |e| format!("start {e}")),
+            segment
+                .rewritten_groups
+                .map_or_else(String::new, |(first, last)| {
+                    format!("  rewritten, was groups {first} to {last}")
+                }),
             segment.file.display()
         )
         .map_err(output_error),

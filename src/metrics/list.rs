@@ -182,10 +182,15 @@ metrics! {
         counter storage_segments_freed "storage_segments_freed_total" "Segments in which nothing was needed any more, given back.";
         counter storage_segments_recycled "storage_segments_recycled_total" "Freed segments whose file was zeroed and used again.";
         counter storage_free_failures "storage_segment_free_failures_total" "Attempts to give a segment back that failed and are repeated.";
+        counter storage_segments_rewritten "storage_segments_rewritten_total" "Segments rewritten without what nobody needs.";
+        counter storage_rewrite_copied_bytes "storage_rewrite_copied_bytes_total" "Bytes written to rewrite segments.";
+        counter storage_rewrite_returned_bytes "storage_rewrite_returned_bytes_total" "Bytes by which rewritten segments became shorter.";
+        counter storage_rewrite_failures "storage_segment_rewrite_failures_total" "Attempts to rewrite a segment that failed; the segment stays as it was.";
         counter storage_restatements "storage_log_states_restated_total" "Log states written again so that a segment could be given back.";
         counter storage_retention_raises "storage_retention_raises_total" "Times retention gave up the oldest records of a log.";
         gauge storage_segments "storage_segments" "Segments that hold data.";
-        gauge storage_held_bytes "storage_held_record_bytes" "Bytes of records that are not given up; divided by segments times segment size it is the live ratio.";
+        gauge storage_segment_bytes "storage_segment_bytes" "Bytes of the files of those segments.";
+        gauge storage_held_bytes "storage_held_record_bytes" "Bytes of records that are not given up; divided by the bytes of segments it is the live ratio.";
         counter storage_commit_us_sum "storage_commit_duration_microseconds_total" "Microseconds between write and durability, summed over commits.";
         gauge_max storage_commit_us_max "storage_commit_longest_microseconds" "Longest of those since the start.";
         counter storage_reads "storage_reads_total" "Reads that had to go to the disk.";

@@ -6,6 +6,7 @@
 //! <data>/core-log/<core>/seg-<seq>.fxl   segments, sequence in 16 hex digits
 //! <data>/core-log/<core>/freed           segments that were given back
 //! <data>/core-log/<core>/spare-<n>.fxs   zeroed files on their way to becoming segments
+//! <data>/core-log/<core>/rewrite-<seq>.fxs  a rewritten segment that has not taken its place yet
 //! ```
 //!
 //! The boot epoch is raised and made durable before anything is written, so that what a former start left
@@ -65,6 +66,11 @@ impl Layout {
         self.core(core).join("freed")
     }
 
+    /// A segment while it is rewritten.
+    pub fn rewriting(&self, core: u16, seq: u64) -> PathBuf {
+        self.core(core).join(format!("rewrite-{seq:016x}.fxs"))
+    }
+
     /// Core directories present, ascending.
     pub fn cores(&self) -> Result<Vec<u16>, StorageError> {
         let root = self.core_logs();
@@ -90,12 +96,13 @@ impl Layout {
         Ok(seqs)
     }
 
-    /// Files of a core directory that are spares, whole or not.
+    /// Files of a core directory that are no segments yet: spares and rewritten ones, whole or not.
     pub fn spares(&self, core: u16) -> Result<Vec<PathBuf>, StorageError> {
         let dir = self.core(core);
         let names = read_dir(&dir)?;
         let is_spare = |name: &&std::ffi::OsString| {
-            name.to_str().is_some_and(|name| name.starts_with("spare-"))
+            name.to_str()
+                .is_some_and(|name| name.starts_with("spare-") || name.starts_with("rewrite-"))
         };
         Ok(names
             .iter()

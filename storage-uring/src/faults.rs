@@ -20,10 +20,12 @@ pub enum FaultOp {
     SyncSpare,
     /// Syncs of the directory of a core's log.
     SyncDirectory,
+    /// Syncs of rewritten segments, before they take their place.
+    SyncRewritten,
 }
 
 /// Number of kinds of operations.
-const KINDS: usize = 5;
+const KINDS: usize = 6;
 
 /// What happens instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -25,6 +25,7 @@ mod model;
 pub mod name;
 pub mod offline;
 pub mod recovery;
+pub mod rewrite;
 pub mod segment_pool;
 pub mod slab;
 pub mod stats;

@@ -21,8 +21,12 @@ pub struct StorageStats {
     pub segments_recycled: u64,
     /// Attempts to give a segment back that failed.
     pub free_failures: u64,
+    /// Attempts to rewrite a segment that failed.
+    pub rewrite_failures: u64,
     /// Segments that hold groups.
     pub segments: u64,
+    /// Bytes of their files.
+    pub segment_bytes: u64,
     /// Bytes of records that are not given up, as far as the sweep knows.
     pub held_bytes: u64,
     /// New files thrown away because a sync failed.

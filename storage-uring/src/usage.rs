@@ -9,8 +9,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use crate::format::extent::EXTENT_HEADER_BYTES;
 use crate::format::freed::FreedRun;
+use crate::format::rewritten::{Rewritten, PIECE_HEADER_BYTES};
 use crate::name::LogId;
+use crate::rewrite::RewriteTotals;
 
 /// What one segment holds of one log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,8 +24,48 @@ pub struct LogUse {
     pub end: u64,
     /// Bytes of its records; 0 once they are given up.
     pub bytes: u64,
+    /// Its record extents, also after their bytes were given up.
+    pub extents: u32,
+    /// Bytes of its events and of restatements of its state; 0: none is here.
+    pub event_bytes: u32,
+}
+
+impl LogUse {
     /// Whether events of the log (or a restatement of its state) are here.
-    pub has_events: bool,
+    pub fn has_events(&self) -> bool {
+        self.event_bytes > 0
+    }
+
+    /// Bytes that what is here takes in a rewritten file, about: all records or none, all events or none. Records
+    /// that were cut and events that stay whatever happens are not counted, though they stay.
+    pub fn kept_bytes(&self, keeps_records: bool, keeps_events: bool) -> u64 {
+        let mut kept = 0;
+        if keeps_records {
+            let around = (EXTENT_HEADER_BYTES + PIECE_HEADER_BYTES) as u64;
+            kept += self.bytes + u64::from(self.extents) * around;
+        }
+        if keeps_events {
+            // An event is not shorter than its header.
+            let events = u64::from(self.event_bytes);
+            kept += events + events / EXTENT_HEADER_BYTES as u64 * PIECE_HEADER_BYTES as u64;
+        }
+        kept
+    }
+}
+
+/// One group of a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupUse {
+    /// Its number.
+    pub group: u64,
+    /// Where the log ended before it.
+    pub link: (u64, u64),
+    /// Position one past it.
+    pub end: u64,
+    /// Wall-clock microseconds of an append in it.
+    pub time_us: u64,
+    /// Length of the segment's file.
+    pub file_bytes: u64,
 }
 
 /// Where a log is in the list of the segment that is being written; 0 is no segment.
@@ -41,8 +84,14 @@ pub struct SegmentUse {
     pub last_group: u64,
     /// Where the log ended before it.
     pub link: (u64, u64),
+    /// Position one past the last group.
+    pub end: u64,
     /// Wall-clock microseconds of its newest group.
     pub newest_time_us: u64,
+    /// Length of its file.
+    pub file_bytes: u64,
+    /// Bytes that seemed to be needed when rewriting it turned out not to be worth it; 0: never tried.
+    pub tried_at: u64,
     /// Something in it could not be read: it is kept for a human.
     pub is_damaged: bool,
     /// Logs in it; sorted once the next segment was begun.
@@ -50,6 +99,18 @@ pub struct SegmentUse {
 }
 
 impl SegmentUse {
+    /// What a file says about the segment that is rewritten while `durable_group` is the highest durable group.
+    pub fn whole(&self, durable_group: u64) -> Rewritten {
+        Rewritten {
+            first_group: self.first_group,
+            last_group: self.last_group,
+            link: self.link,
+            end: self.end,
+            newest_time_us: self.newest_time_us,
+            durable_group,
+        }
+    }
+
     /// The segment as a run of the record of freed segments.
     pub fn as_run(&self, seq: u64) -> FreedRun {
         FreedRun {
@@ -140,13 +201,51 @@ impl SegmentTable {
         }
     }
 
+    /// Sets the length of a segment's file.
+    pub fn set_file_bytes(&mut self, seq: u64, bytes: u64) {
+        if let Some(segment) = self.segments.get_mut(&seq) {
+            segment.file_bytes = bytes;
+        }
+    }
+
+    /// A segment was rewritten. `on_dropped` hears of every log with bytes that went.
+    pub fn on_rewritten(
+        &mut self,
+        seq: u64,
+        totals: &RewriteTotals,
+        mut on_dropped: impl FnMut(LogId, u64),
+    ) {
+        let Some(segment) = self.segments.get_mut(&seq) else {
+            return;
+        };
+        segment.file_bytes = totals.file_bytes;
+        segment.tried_at = 0;
+        let mut dropped = 0;
+        segment.logs.retain_mut(|entry| {
+            let kept = totals.kept.get(&entry.log).copied();
+            let left = kept.unwrap_or_default();
+            // What was given up since the plan was made counts with nothing already.
+            let gone = entry.bytes.saturating_sub(left.bytes);
+            if gone > 0 {
+                on_dropped(entry.log, gone);
+                dropped += gone;
+            }
+            entry.bytes -= gone;
+            entry.extents = left.extents;
+            entry.event_bytes = left.event_bytes;
+            kept.is_some()
+        });
+        segment.logs.shrink_to_fit();
+        self.held_bytes -= dropped;
+    }
+
     /// Something in a segment could not be read: it is never given back.
     pub fn mark_damaged(&mut self, seq: u64) {
         self.segments.entry(seq).or_default().is_damaged = true;
     }
 
     /// A group is log.
-    pub fn on_group(&mut self, seq: u64, group: u64, link: (u64, u64), time_us: u64) {
+    pub fn on_group(&mut self, seq: u64, group: &GroupUse) {
         if self.current != seq {
             if let Some(done) = self.segments.get_mut(&self.current) {
                 done.logs.sort_unstable_by_key(|entry| entry.log);
@@ -156,12 +255,15 @@ impl SegmentTable {
             self.slots.clear();
         }
         let segment = self.segments.entry(seq).or_insert_with(|| SegmentUse {
-            first_group: group,
-            link,
+            first_group: group.group,
+            link: group.link,
+            file_bytes: group.file_bytes,
             ..SegmentUse::default()
         });
-        segment.last_group = group;
-        segment.newest_time_us = segment.newest_time_us.max(time_us);
+        segment.file_bytes = segment.file_bytes.max(group.file_bytes);
+        segment.last_group = group.group;
+        segment.end = group.end;
+        segment.newest_time_us = segment.newest_time_us.max(group.time_us);
     }
 
     /// Records up to `end` of a log are in the current segment. `slot` remembers where the log is there: the
@@ -171,11 +273,14 @@ impl SegmentTable {
         let entry = self.entry(log, slot);
         entry.end = end;
         entry.bytes += bytes;
+        entry.extents = entry.extents.saturating_add(1);
     }
 
-    /// An event of a log is in the current segment.
-    pub fn on_event(&mut self, log: LogId, slot: &mut UseSlot) {
-        self.entry(log, slot).has_events = true;
+    /// An event of a log, an extent of `bytes`, is in the current segment.
+    pub fn on_event(&mut self, log: LogId, slot: &mut UseSlot, bytes: usize) {
+        let entry = self.entry(log, slot);
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        entry.event_bytes = entry.event_bytes.saturating_add(bytes);
     }
 
     fn entry(&mut self, log: LogId, known: &mut UseSlot) -> &mut LogUse {
@@ -187,7 +292,8 @@ impl SegmentTable {
                     log,
                     end: 0,
                     bytes: 0,
-                    has_events: false,
+                    extents: 0,
+                    event_bytes: 0,
                 });
                 segment.logs.len() - 1
             });
@@ -272,12 +378,58 @@ mod tests {
             .collect()
     }
 
+    fn group(seq: u64) -> GroupUse {
+        GroupUse {
+            group: seq,
+            link: (seq - 1, 4096),
+            end: 8192,
+            time_us: seq,
+            file_bytes: 65_536,
+        }
+    }
+
+    #[test]
+    fn what_a_rewriting_dropped_no_longer_counts() {
+        let (a, b, c) = (LogId(1), LogId(2), LogId(3));
+        let mut table = SegmentTable::default();
+        table.on_group(1, &group(1));
+        for log in [a, b, c] {
+            table.on_records(log, &mut UseSlot::default(), 10, 100);
+            table.on_records(log, &mut UseSlot::default(), 20, 100);
+            table.on_event(log, &mut UseSlot::default(), 72);
+        }
+        table.on_group(2, &group(2));
+        let mut totals = RewriteTotals {
+            file_bytes: 8192,
+            ..RewriteTotals::default()
+        };
+        for (log, bytes) in [(a, 100), (b, 200)] {
+            let kept = totals.kept.entry(log).or_default();
+            (kept.bytes, kept.extents) = (bytes, 1);
+        }
+        // Given up while the new file was being written: it does not count twice.
+        table.set_bytes(1, 1, 0);
+        let mut dropped = Vec::new();
+        table.on_rewritten(1, &totals, |log, bytes| dropped.push((log, bytes)));
+        assert_eq!(dropped, [(a, 100), (c, 200)]);
+        assert_eq!(table.held_bytes(), 100);
+        let left = table.get_mut(1).expect("held");
+        assert_eq!(left.file_bytes, 8192);
+        let entries: Vec<_> = left
+            .logs
+            .iter()
+            .map(|it| (it.log, it.bytes, it.end))
+            .collect();
+        assert_eq!(entries, [(a, 100, 20), (b, 0, 20)]);
+        assert!(left.logs.iter().all(|entry| !entry.has_events()));
+    }
+
     #[test]
     fn cuts_lower_ends_and_a_new_start_needs_nothing_old() {
         let (a, b) = (LogId(9), LogId(2));
         let mut table = SegmentTable::default();
         for seq in 1..=3 {
-            table.on_group(seq, seq, (seq - 1, 4096), seq);
+            table.on_group(seq, &group(seq));
             table.on_records(a, &mut UseSlot::default(), seq * 10, 100);
             table.on_records(b, &mut UseSlot::default(), seq, 10);
         }

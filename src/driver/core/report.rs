@@ -73,10 +73,18 @@ impl Core {
         m.storage_segments_recycled
             .set_total(stats.segments_recycled);
         m.storage_free_failures.set_total(stats.free_failures);
+        m.storage_segments_rewritten
+            .set_total(commits.segments_rewritten);
+        m.storage_rewrite_copied_bytes
+            .set_total(commits.rewrite_copied_bytes);
+        m.storage_rewrite_returned_bytes
+            .set_total(commits.rewrite_returned_bytes);
+        m.storage_rewrite_failures.set_total(stats.rewrite_failures);
         m.storage_restatements.set_total(commits.restatements);
         m.storage_retention_raises
             .set_total(commits.retention_raises);
         m.storage_segments.set(stats.segments);
+        m.storage_segment_bytes.set(stats.segment_bytes);
         m.storage_held_bytes.set(stats.held_bytes);
         m.storage_commit_us_sum.set_total(commits.commit_us_sum);
         m.storage_commit_us_max.set(commits.commit_us_max);

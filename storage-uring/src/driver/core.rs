@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::ahead::ReadsAhead;
-use super::reading::Reading;
+use super::reading::{OpenSegment, Reading};
+use super::rewriting::Rewriting;
 use super::ring::{ring_bell, Done, Op, ReadOp, Ring};
 use crate::config::{StorageConfig, SyncMethod};
 use crate::error::{LogError, StorageError};
@@ -40,14 +41,14 @@ struct Leaving {
 
 pub(super) struct Core {
     pub machine: CommitMachine,
-    config: StorageConfig,
+    pub(super) config: StorageConfig,
     ring: Ring,
-    pool: SegmentPool,
+    pub(super) pool: SegmentPool,
     recovered: Arc<RecoveredSet>,
     faults: Option<FaultState>,
     /// Segments that may still be written to.
-    files: HashMap<u64, Rc<File>>,
-    reading: Reading,
+    pub(super) files: HashMap<u64, Rc<File>>,
+    pub(super) reading: Reading,
     pub ahead: ReadsAhead,
     requested: usize,
     heard_of_segments: bool,
@@ -59,9 +60,10 @@ pub(super) struct Core {
     timer_armed: bool,
     stopped: bool,
     leaving: Option<Leaving>,
+    pub(super) rewriting: Rewriting,
     /// Serials of the reads under way.
-    reads_under_way: BTreeSet<u64>,
-    next_read: u64,
+    pub(super) reads_under_way: BTreeSet<u64>,
+    pub(super) next_read: u64,
     pub reads: u64,
     pub reads_ahead: u64,
     pub read_bytes: u64,
@@ -126,6 +128,7 @@ impl Core {
             timer_armed: false,
             stopped: false,
             leaving: None,
+            rewriting: Rewriting::default(),
             reads_under_way: BTreeSet::new(),
             next_read: 0,
             reads: 0,
@@ -209,6 +212,7 @@ impl Core {
         self.take_pool_events();
         self.start_actions();
         self.give_back();
+        self.end_rewriting();
         self.ask_for_segments();
         if let Err(error) = self.ring.submit() {
             self.machine
@@ -385,6 +389,8 @@ impl Core {
                     self.reclaim();
                 }
                 PoolEvent::NotFreed => self.machine.on_free_failed(),
+                PoolEvent::Rewritten(rewritten) => self.rewriting.done = Some(rewritten),
+                PoolEvent::NotRewritten { seq, fault } => self.on_not_rewritten(seq, fault),
                 PoolEvent::Failed(reason) => self.machine.fail(reason),
             }
         }
@@ -431,6 +437,7 @@ impl Core {
                         reads_before: self.next_read + 1,
                     });
                 }
+                Action::Rewrite { plan } => self.start_rewriting(plan),
                 Action::SegmentDone { segment } => {
                     // Operations under way hold their own handle.
                     if self.config.sync == SyncMethod::ODsync {
@@ -529,9 +536,8 @@ impl Core {
     }
 
     /// A segment of any core, open for reading.
-    pub fn read_file(&mut self, core: u16, segment: u64) -> std::io::Result<Rc<File>> {
-        let layout = &self.recovered.data_dir.layout;
-        self.reading.file(layout, core, segment)
+    pub fn read_segment(&mut self, core: u16, segment: u64) -> std::io::Result<Rc<OpenSegment>> {
+        self.reading.segment(&self.recovered, core, segment)
     }
 
     /// Memory for a read.
@@ -559,7 +565,9 @@ impl Core {
             segment_sync_failures: gauges.sync_failures.load(Ordering::Relaxed),
             segments_recycled: gauges.segments_recycled.load(Ordering::Relaxed),
             free_failures: gauges.free_failures.load(Ordering::Relaxed),
+            rewrite_failures: gauges.rewrite_failures.load(Ordering::Relaxed),
             segments: self.machine.segment_count() as u64,
+            segment_bytes: self.machine.segment_bytes(),
             held_bytes: self.machine.held_bytes(),
             free_bytes: gauges.free_bytes.load(Ordering::Relaxed),
             low_space: gauges.low_space.load(Ordering::Relaxed),

@@ -10,6 +10,7 @@ mod ahead;
 mod core;
 mod read;
 mod reading;
+mod rewriting;
 mod ring;
 
 use std::cell::RefCell;

@@ -1,6 +1,7 @@
 //! Reads of older data: drives a `ReadWalk` with reads through the ring.
 
 use std::cell::RefCell;
+use std::fs::File;
 use std::future::{poll_fn, Future};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -329,26 +330,44 @@ fn start(
     Ok(interval.map(|interval| ReadWalk::new(state.id, from, max_bytes, interval)))
 }
 
-/// Reads a stretch of a segment, in transfers the device takes.
+/// Reads a stretch of a segment, wherever its bytes are.
 async fn fetch(shared: &Rc<Shared>, wanted: WantedRead) -> Result<Bytes, ReadError> {
     let io = |error: std::io::Error| ReadError::Io(error.to_string());
-    let total = usize::try_from(wanted.len)
+    let segment = shared
+        .core
+        .borrow_mut()
+        .read_segment(wanted.core, wanted.segment)
+        .map_err(io)?;
+    let Some(map) = &segment.map else {
+        return transfer(shared, &segment.file, wanted.position, wanted.len).await;
+    };
+    let range = map.file_range(wanted.position, wanted.len);
+    let len = range.end - range.start;
+    let bytes = transfer(shared, &segment.file, range.start, len).await?;
+    Ok(Bytes::from(map.gather(&bytes, wanted.position, wanted.len)))
+}
+
+/// Reads a stretch of a file, in transfers the device takes.
+async fn transfer(
+    shared: &Rc<Shared>,
+    file: &Rc<File>,
+    position: u64,
+    len: u64,
+) -> Result<Bytes, ReadError> {
+    let io = |error: std::io::Error| ReadError::Io(error.to_string());
+    let total = usize::try_from(len)
         .map_err(|_| ReadError::Io("a read too large for memory".to_owned()))?;
-    let (file, step, mut draft) = {
+    let (step, mut draft) = {
         let mut core = shared.core.borrow_mut();
-        (
-            core.read_file(wanted.core, wanted.segment).map_err(io)?,
-            core.max_transfer_bytes(),
-            core.read_buffer(total),
-        )
+        (core.max_transfer_bytes(), core.read_buffer(total))
     };
     let mut done = 0;
     while done < total {
         let len = step.min(total - done);
         let slot = Rc::new(RefCell::new(ReadSlot::default()));
         shared.core.borrow_mut().start_read(ReadOp {
-            file: Rc::clone(&file),
-            position: wanted.position + done as u64,
+            file: Rc::clone(file),
+            position: position + done as u64,
             draft,
             at: done,
             len,

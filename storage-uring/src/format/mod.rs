@@ -12,6 +12,7 @@ pub mod extent;
 pub mod freed;
 pub mod group;
 pub mod record;
+pub mod rewritten;
 pub mod segment;
 
 use crate::name::LogId;

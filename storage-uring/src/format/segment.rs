@@ -3,6 +3,7 @@
 use super::extent::EXTENT_HEADER_BYTES;
 use super::group::GROUP_HEADER_BYTES;
 use super::record::RECORD_HEADER_BYTES;
+use super::rewritten::{Rewritten, REWRITTEN_VERSION};
 use super::{
     align_up, get_u16, get_u32, get_u64, is_known_version, put_u16, put_u32, put_u64, DataUuid,
     HeaderFault, ALIGN, FORMAT_VERSION,
@@ -11,6 +12,8 @@ use crate::name::MAX_NAME_BYTES;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FXLSEG01");
 const CRC_AT: usize = ALIGN - 4;
+/// Where a rewritten segment says what it was.
+const REWRITTEN_AT: usize = 56;
 
 /// Bytes before the first group of a segment.
 pub const SEGMENT_HEADER_BYTES: u64 = ALIGN as u64;
@@ -41,6 +44,8 @@ pub struct SegmentHeader {
     pub boot_epoch: u64,
     /// Full length of the file as created.
     pub segment_bytes: u64,
+    /// Set when the file was rewritten without what nobody needs: frames follow instead of groups.
+    pub rewritten: Option<Rewritten>,
 }
 
 impl SegmentHeader {
@@ -48,13 +53,17 @@ impl SegmentHeader {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![0u8; ALIGN];
         put_u64(&mut out, 0, MAGIC);
-        put_u32(&mut out, 8, FORMAT_VERSION);
+        let version = self.rewritten.map_or(FORMAT_VERSION, |_| REWRITTEN_VERSION);
+        put_u32(&mut out, 8, version);
         put_u16(&mut out, 12, self.core);
         put_u16(&mut out, 14, self.core_count);
         out[16..32].copy_from_slice(&self.uuid);
         put_u64(&mut out, 32, self.seq);
         put_u64(&mut out, 40, self.boot_epoch);
         put_u64(&mut out, 48, self.segment_bytes);
+        if let Some(rewritten) = &self.rewritten {
+            rewritten.encode(&mut out[REWRITTEN_AT..]);
+        }
         let crc = crc32c::crc32c(&out[..CRC_AT]);
         put_u32(&mut out, CRC_AT, crc);
         out
@@ -72,18 +81,25 @@ impl SegmentHeader {
             return Err(HeaderFault::Checksum);
         }
         let version = get_u32(block, 8);
-        if !is_known_version(version) {
+        let is_rewritten = version == REWRITTEN_VERSION;
+        if !is_known_version(version) && !is_rewritten {
             return Err(HeaderFault::Version(version));
         }
         let mut uuid = [0u8; 16];
         uuid.copy_from_slice(&block[16..32]);
+        let seq = get_u64(block, 32);
+        let rewritten = match is_rewritten {
+            true => Some(Rewritten::decode(&block[REWRITTEN_AT..], seq).ok_or(HeaderFault::Field)?),
+            false => None,
+        };
         let header = Self {
             uuid,
             core: get_u16(block, 12),
             core_count: get_u16(block, 14),
-            seq: get_u64(block, 32),
+            seq,
             boot_epoch: get_u64(block, 40),
             segment_bytes: get_u64(block, 48),
+            rewritten,
         };
         if header.seq == 0 || header.segment_bytes > MAX_SEGMENT_BYTES {
             return Err(HeaderFault::Field);
@@ -104,6 +120,7 @@ mod tests {
             seq: 9,
             boot_epoch: 2,
             segment_bytes: 64 << 20,
+            rewritten: None,
         }
     }
 
@@ -120,6 +137,34 @@ mod tests {
             SegmentHeader::decode(&block[..100]),
             Err(HeaderFault::Short)
         );
+    }
+
+    #[test]
+    fn a_rewritten_one_has_a_version_of_its_own() {
+        let header = SegmentHeader {
+            rewritten: Some(Rewritten {
+                first_group: 5,
+                last_group: 5,
+                link: (8, 4096),
+                end: 8192,
+                newest_time_us: 1,
+                durable_group: 9,
+            }),
+            ..sample()
+        };
+        let block = header.encode();
+        assert_eq!(SegmentHeader::decode(&block), Ok(header));
+        assert_eq!(get_u32(&block, 8), 3);
+        for bit in 0..(REWRITTEN_AT + Rewritten::BYTES) * 8 {
+            let mut bad = block.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(SegmentHeader::decode(&bad).is_err(), "bit {bit}");
+        }
+        // A link that does not lead back would never end.
+        let mut forward = header;
+        forward.rewritten.as_mut().expect("set").link.0 = header.seq;
+        let block = forward.encode();
+        assert_eq!(SegmentHeader::decode(&block), Err(HeaderFault::Field));
     }
 
     #[test]

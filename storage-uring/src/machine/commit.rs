@@ -2,7 +2,6 @@
 
 use super::control::Change;
 use super::group::{ClosedGroup, ExtentMeta, Flight, GroupLists, PendingChange, Waiter};
-use super::logs::LogRef;
 use super::recent::PREFETCH_AHEAD;
 use super::{Action, CommitMachine, Completion, CurrentSegment, Health, IoId, ReadySegment};
 use crate::error::CommitError;
@@ -10,6 +9,7 @@ use crate::format::extent::ExtentKind;
 use crate::format::group::GroupHeader;
 use crate::format::segment::SEGMENT_HEADER_BYTES;
 use crate::format::ALIGN;
+use crate::usage::GroupUse;
 
 /// Part number of a flush.
 const FLUSH_PART: u32 = u32::MAX;
@@ -348,8 +348,14 @@ impl CommitMachine {
         self.closed |= flight.flags & crate::format::group::GROUP_FLAG_CLOSE != 0;
         self.count(&flight, now_us);
         let time_us = flight.lists.extents.last().map_or(0, |last| last.time_us);
-        self.segments
-            .on_group(flight.segment, flight.group, flight.prev_end, time_us);
+        let group = GroupUse {
+            group: flight.group,
+            link: flight.prev_end,
+            end: flight.position + flight.region.len() as u64,
+            time_us,
+            file_bytes: self.config.segment_bytes,
+        };
+        self.segments.on_group(flight.segment, &group);
         let GroupLists {
             mut extents,
             mut waiters,
@@ -380,7 +386,7 @@ impl CommitMachine {
             } else if extent.kind == ExtentKind::State {
                 self.apply_restated(extent);
             } else if let Some(pending) = pending.next() {
-                self.apply_change(extent.log, extent.changes, &pending.change);
+                self.apply_change(extent, &pending.change);
             }
         }
         drop(pending);
@@ -417,19 +423,22 @@ impl CommitMachine {
         let state = self.logs.get_mut(extent.log);
         state.restated_in = extent.place.segment;
         state.restating = false;
-        self.segments.on_event(state.id, &mut state.use_slot);
+        self.segments
+            .on_event(state.id, &mut state.use_slot, extent.total_len());
         self.stats.restatements += 1;
         self.reclaim.note_news();
     }
 
-    fn apply_change(&mut self, log: LogRef, changes: u32, change: &Change) {
+    fn apply_change(&mut self, extent: &ExtentMeta, change: &Change) {
+        let log = extent.log;
         let state = self.logs.get_mut(log);
-        state.control.changes = changes;
+        state.control.changes = extent.changes;
         state.control.apply(change);
         if change.cuts_from().is_some() {
             state.on_cut_over();
         }
-        self.segments.on_event(state.id, &mut state.use_slot);
+        self.segments
+            .on_event(state.id, &mut state.use_slot, extent.total_len());
         if matches!(
             change,
             Change::Truncate(_) | Change::Place(_) | Change::Base(_)
@@ -485,7 +494,7 @@ impl CommitMachine {
             let first_undone = flight.serial;
             self.outbox.retain(|action| match action {
                 Action::Write { id, .. } | Action::Flush { id, .. } => id.serial < first_undone,
-                Action::SegmentDone { .. } | Action::Free { .. } => true,
+                Action::SegmentDone { .. } | Action::Free { .. } | Action::Rewrite { .. } => true,
             });
         }
         self.plan = self

@@ -44,6 +44,13 @@ pub(crate) struct ExtentMeta {
     pub prev: Place,
 }
 
+impl ExtentMeta {
+    /// Bytes of header, name and records or body.
+    pub fn total_len(&self) -> usize {
+        EXTENT_HEADER_BYTES + usize::from(self.name_len) + self.records_len as usize
+    }
+}
+
 /// What a new extent is about.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ExtentStart {

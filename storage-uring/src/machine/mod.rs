@@ -17,6 +17,7 @@ pub(crate) mod group;
 pub(crate) mod logs;
 mod recent;
 mod reclaim;
+mod rewriting;
 mod writes;
 
 use std::collections::VecDeque;
@@ -31,6 +32,7 @@ use crate::error::{CommitError, LogError};
 use crate::format::segment::SEGMENT_HEADER_BYTES;
 use crate::format::DataUuid;
 use crate::name::LogName;
+use crate::rewrite::RewritePlan;
 use crate::slab::{Region, SlabPool, SlabWriter};
 use crate::usage::SegmentTable;
 use group::{ClosedGroup, Flight, GroupLists, OpenGroup};
@@ -117,6 +119,11 @@ pub enum Action {
         /// The record with this segment in it, as a file's content.
         record: Vec<u8>,
     },
+    /// Little of a segment is needed: write what is into a new file, which takes the place of the old one.
+    Rewrite {
+        /// Which one, and what stays.
+        plan: Box<RewritePlan>,
+    },
 }
 
 /// The outcome of one append.
@@ -174,6 +181,12 @@ pub struct MachineStats {
     pub restatements: u64,
     /// Times a base was raised by retention.
     pub retention_raises: u64,
+    /// Segments rewritten without what nobody needs.
+    pub segments_rewritten: u64,
+    /// Bytes written for that.
+    pub rewrite_copied_bytes: u64,
+    /// Bytes by which files became shorter.
+    pub rewrite_returned_bytes: u64,
 }
 
 enum Health {
@@ -230,6 +243,8 @@ pub struct CommitMachine {
     recent: RecentRing,
     segments: SegmentTable,
     reclaim: reclaim::Reclaim,
+    /// Entries (log and segment) the sweep looks at in one step.
+    pub(crate) step_entries: usize,
     stats: MachineStats,
 }
 
@@ -273,6 +288,7 @@ impl CommitMachine {
             recent: RecentRing::new(config.recent_bytes),
             segments: SegmentTable::default(),
             reclaim: reclaim::Reclaim::default(),
+            step_entries: reclaim::STEP_ENTRIES,
             stats: MachineStats::default(),
             config,
         }

@@ -5,6 +5,8 @@
 //! needed any more, the state of logs whose newest copy is there is restated at the end of the log; once that
 //! is durable, the segment goes.
 //!
+//! A segment of which little is needed is rewritten (`rewriting`).
+//!
 //! Invariants:
 //! - INV-S5: a segment is given back only when every record in it is below its log's durable base, every
 //!   event in it is covered by a durable restatement in a later segment, and the device has no write for it
@@ -16,6 +18,7 @@
 use super::append::state_name_bytes;
 use super::control::{ControlEvent, Restated};
 use super::logs::LogRef;
+use super::rewriting::Rewriting;
 use super::{Action, CommitMachine, Health};
 use crate::format::body::CRC_BYTES;
 use crate::format::extent::EXTENT_HEADER_BYTES;
@@ -23,7 +26,7 @@ use crate::format::freed::{FreedRuns, RUNS_MAX};
 use crate::usage::{LogUse, SegmentTable, SegmentUse};
 
 /// Entries (log and segment) looked at in one step.
-const STEP_ENTRIES: usize = 1024;
+pub(super) const STEP_ENTRIES: usize = 1024;
 /// What a step costs beside its entries, in entries.
 const STEP_COST: usize = 16;
 /// Restatements queued in one step.
@@ -34,7 +37,8 @@ const STEP_RESTATEMENTS: usize = 256;
 pub(super) struct Reclaim {
     freed: FreedRuns,
     /// Segment on its way to being given back.
-    leaving: Option<u64>,
+    pub(super) leaving: Option<u64>,
+    pub(super) rewriting: Rewriting,
     cursor: Cursor,
     /// Number of the sweep under way.
     sweep: u64,
@@ -52,10 +56,21 @@ impl Reclaim {
         self.is_fruitless = false;
     }
 
+    /// The entries of a segment are others than they were: what the sweep under way knows of it is void.
+    pub fn look_again_at(&mut self, segment: u64) {
+        if self.cursor.segment == segment {
+            self.cursor = Cursor {
+                segment,
+                ..Cursor::default()
+            };
+        }
+    }
+
     fn begin_anew(&mut self) {
         self.cursor = Cursor::default();
         self.sweep += 1;
         self.is_fruitless = !self.has_news;
+        self.rewriting.on_sweep_done();
     }
 }
 
@@ -78,11 +93,17 @@ struct Cursor {
     is_needed: bool,
     /// Restatements the segment waits for.
     missing: usize,
+    /// Something in it is not to be judged now: it is not rewritten either.
+    is_unsure: bool,
+    /// Bytes of a new file for what is needed of it, about.
+    kept_bytes: u64,
 }
 
 /// What one entry means for its segment.
 enum Need {
-    /// Its records, or a log nobody opened.
+    /// A log nobody opened, or one whose base is about to rise.
+    Unsure,
+    /// Its records.
     Needed,
     /// Its log's state has to be restated first.
     Restate(LogRef),
@@ -118,6 +139,11 @@ impl CommitMachine {
         self.segments.held_bytes()
     }
 
+    /// Bytes of the files of segments that hold groups. Looks at each of them.
+    pub fn segment_bytes(&self) -> u64 {
+        self.segments.iter().map(|(_, it)| it.file_bytes).sum()
+    }
+
     /// Segments that hold groups.
     pub fn segment_count(&self) -> usize {
         self.segments.len()
@@ -147,6 +173,7 @@ impl CommitMachine {
         let finished_below = self.durable_segment;
         let Some(segment) = self.next_segment().filter(|seq| *seq < finished_below) else {
             self.reclaim.begin_anew();
+            self.rewrite_next();
             return Step::Anew;
         };
         if self.reclaim.cursor.segment == 0 {
@@ -178,7 +205,8 @@ impl CommitMachine {
 
     /// Whether a segment is on its way to being given back, or the sweep may yet find one that can go.
     pub fn may_give_back(&self) -> bool {
-        self.reclaim.leaving.is_some() || !self.reclaim.is_fruitless
+        let is_rewriting = self.reclaim.rewriting.is_under_way();
+        self.reclaim.leaving.is_some() || is_rewriting || !self.reclaim.is_fruitless
     }
 
     fn next_segment(&self) -> Option<u64> {
@@ -197,7 +225,8 @@ impl CommitMachine {
         };
         let (newest_us, from) = (found.newest_time_us, self.reclaim.cursor.entry);
         self.reclaim.cursor.is_needed |= found.is_damaged;
-        let until = found.logs.len().min(from + STEP_ENTRIES);
+        self.reclaim.cursor.is_unsure |= found.is_damaged;
+        let until = found.logs.len().min(from + self.step_entries);
         let mut restated = 0;
         for at in from..until {
             let Some(entry) = self.entry(segment, at) else {
@@ -205,8 +234,13 @@ impl CommitMachine {
             };
             let (bytes, need) = self.look_at(segment, entry, newest_us, wall_us, now_us);
             self.segments.set_bytes(segment, at, bytes);
+            self.reclaim.cursor.kept_bytes += self.kept_bytes(segment, entry);
             match need {
                 Need::Needed => self.reclaim.cursor.is_needed = true,
+                Need::Unsure => {
+                    self.reclaim.cursor.is_needed = true;
+                    self.reclaim.cursor.is_unsure = true;
+                }
                 // Not for a segment that stays anyway.
                 Need::Restate(_) if self.reclaim.cursor.is_needed => {}
                 Need::Restate(log) => {
@@ -224,7 +258,7 @@ impl CommitMachine {
         if self.entry(segment, until).is_none() {
             self.finish_segment(segment);
         }
-        until - from
+        until.saturating_sub(from)
     }
 
     fn entry(&mut self, segment: u64, at: usize) -> Option<LogUse> {
@@ -242,17 +276,23 @@ impl CommitMachine {
         now_us: u64,
     ) -> (u64, Need) {
         let Some(log) = self.logs.by_id(entry.log) else {
-            return (entry.bytes, Need::Needed);
+            return (entry.bytes, Need::Unsure);
         };
         let state = self.logs.get(log);
         if state.damage.is_some() {
-            return (entry.bytes, Need::Needed);
+            return (entry.bytes, Need::Unsure);
         }
         if entry.end > state.base {
             let given_up = self.expire(log, entry, newest_us, wall_us, now_us);
-            return (if given_up { 0 } else { entry.bytes }, Need::Needed);
+            // Until the raised base is durable its bytes do not count, and are needed all the same.
+            let is_raising = entry.bytes == 0 && self.logs.get(log).is_in_flux();
+            return match (given_up, is_raising) {
+                (true, _) => (0, Need::Unsure),
+                (false, true) => (entry.bytes, Need::Unsure),
+                (false, false) => (entry.bytes, Need::Needed),
+            };
         }
-        let need = if entry.has_events && state.restated_in <= segment {
+        let need = if entry.has_events() && state.restated_in <= segment {
             Need::Restate(log)
         } else {
             Need::Nothing
@@ -330,15 +370,23 @@ impl CommitMachine {
 
     fn finish_segment(&mut self, segment: u64) {
         let Cursor {
-            is_needed, missing, ..
+            is_needed,
+            missing,
+            is_unsure,
+            kept_bytes,
+            ..
         } = self.reclaim.cursor;
-        if !is_needed && missing == 0 && self.reclaim.leaving.is_none() {
+        let can_go = !is_needed && missing == 0;
+        if can_go && self.reclaim.leaving.is_none() && !self.is_being_rewritten(segment) {
             if self.writes_out.reach(segment) {
                 // One of a group that was undone: the next sweep looks again.
                 self.reclaim.note_news();
             } else {
                 self.free(segment);
             }
+        }
+        if is_needed && !is_unsure {
+            self.consider_rewriting(segment, kept_bytes);
         }
         self.go_to(segment + 1);
     }

@@ -234,3 +234,39 @@ fn a_file_that_is_shorter_than_the_log_in_it_is_damage_the_oldest_included() {
         }
     }
 }
+
+/// A lost group whose segment's end nobody tells, because the next segment begins with garbage: what lies
+/// behind it was durable, and is not cut as the rest of an unfinished end.
+#[test]
+fn groups_behind_a_lost_one_are_looked_at_without_a_link_to_their_end() {
+    let mut rng = Rng(16);
+    let sim = written(&mut rng);
+    let used: Vec<u64> = sim
+        .durable
+        .iter()
+        .filter(|(_, image)| !groups(image).is_empty())
+        .map(|(seq, _)| *seq)
+        .collect();
+    let [.., before, last] = used[..] else {
+        panic!("several segments");
+    };
+    let mut images = sim.durable.clone();
+    let found = groups(&images[&before]);
+    let (at, newest) = (found[2].0, found[found.len() - 1].0);
+    let newest = &images[&before][newest..];
+    let newest = crate::format::group::GroupHeader::decode(&super::UUID, newest).expect("a group");
+    let image = images.get_mut(&before).expect("exists");
+    image[at..at + 4096].fill(0);
+    let as_left = image.clone();
+    let image = images.get_mut(&last).expect("exists");
+    image[4096..].fill(0);
+    image[4096..5000].fill(0x5a);
+    let recovered = recover(images);
+    assert!(recovered.damages > 0, "{}", recovered.notes);
+    assert!(
+        recovered.images[&before].starts_with(&as_left),
+        "{}",
+        recovered.notes
+    );
+    assert!(recovered.next_group > newest.group, "{}", recovered.notes);
+}

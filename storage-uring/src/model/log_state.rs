@@ -99,7 +99,7 @@ impl Versions {
 pub struct World {
     pub sim: Sim,
     pub logs: BTreeMap<u32, Versions>,
-    seen: usize,
+    pub seen: usize,
 }
 
 impl World {

@@ -14,6 +14,8 @@ mod log_state;
 mod plain;
 mod power_cut;
 mod reclaim;
+mod rewriting;
+mod rewritten_damage;
 mod rig;
 mod scattered;
 mod torn_tail;
@@ -22,10 +24,9 @@ mod version1;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use bytes::Bytes;
-
 use crate::error::ReadError;
 use crate::format::freed::FreedRuns;
+use crate::format::rewritten::FrameHeader;
 use crate::format::segment::SegmentHeader;
 use crate::format::{DataUuid, ALIGN, SECTOR};
 use crate::index::Interval;
@@ -36,9 +37,11 @@ use crate::machine::{
 use crate::name::{LogKind, LogName};
 use crate::recovery::count_held;
 use crate::recovery::events::assemble;
+use crate::recovery::images::{read_image, rewrite_image};
 use crate::recovery::scan::{scan_core, CoreScan, ScanOptions};
 use crate::recovery::settle::{self, SettleStep};
 use crate::recovery::{ImageSource, RecoveryProgress, SegmentInput};
+use crate::rewrite::{FrameTable, RewriteFault, RewritePlan, RewrittenMap};
 use crate::usage::SegmentTable;
 use crate::walk::{ReadWalk, WalkStep};
 
@@ -105,6 +108,8 @@ pub struct Sim {
     pub next_segment: u64,
     /// Segments on their way out, each with the record that names it.
     pub leaving: VecDeque<(u64, Vec<u8>)>,
+    /// Segments to be rewritten.
+    pub rewriting: VecDeque<Box<RewritePlan>>,
     epoch: u64,
     flush: bool,
     pub now_us: u64,
@@ -161,10 +166,13 @@ impl Sim {
             keeps_shadows: true,
             next_segment: recovered.next_segment,
             leaving: VecDeque::new(),
+            rewriting: VecDeque::new(),
             epoch,
             flush: options.flush,
             now_us: 0,
         };
+        // Few, so that what happens between two steps is met.
+        sim.machine.step_entries = 2;
         sim.machine
             .adopt_segments(recovered.segments, recovered.freed);
         for (shard, (seed, records)) in recovered.logs {
@@ -227,6 +235,7 @@ impl Sim {
             match self.machine.poll_action(self.now_us) {
                 Some(Action::SegmentDone { .. }) => {}
                 Some(Action::Free { segment, record }) => self.leaving.push_back((segment, record)),
+                Some(Action::Rewrite { plan }) => self.rewriting.push_back(plan),
                 Some(action) => self.pending.push(Pending {
                     action,
                     written: false,
@@ -274,6 +283,28 @@ impl Sim {
             self.machine.on_flush_done(id, Ok(()), self.now_us);
         }
         self.collect();
+    }
+
+    /// Carries out the rewriting that waits, and those that follow without another sweep. The old file has been
+    /// replaced, durably, before the machine hears of it.
+    pub fn rewrite_waiting(&mut self) -> u64 {
+        let mut done = 0;
+        while let Some(plan) = self.rewriting.pop_front() {
+            let rewritten = rewrite_image(&UUID, 0, &self.durable[&plan.segment], &plan);
+            match rewritten {
+                Ok((file, totals)) => {
+                    self.durable.insert(plan.segment, file);
+                    self.machine.on_segment_rewritten(plan.segment, &totals);
+                    done += 1;
+                }
+                Err(fault) => {
+                    assert_eq!(fault, RewriteFault::NotWorth);
+                    self.machine.on_rewrite_failed(plan.segment, Some(fault));
+                }
+            }
+            self.pump();
+        }
+        done
     }
 
     /// Operations that can finish.
@@ -354,6 +385,7 @@ fn segment_of(action: &Action) -> u64 {
         | Action::Flush { segment, .. }
         | Action::SegmentDone { segment }
         | Action::Free { segment, .. } => *segment,
+        Action::Rewrite { plan } => plan.segment,
     }
 }
 
@@ -371,6 +403,7 @@ fn blank_segment(seq: u64, epoch: u64) -> Vec<u8> {
         seq,
         boot_epoch: epoch,
         segment_bytes: SEGMENT_BYTES,
+        rewritten: None,
     };
     let mut image = header.encode();
     image.resize(SEGMENT_BYTES as usize, 0);
@@ -381,7 +414,9 @@ fn blank_segment(seq: u64, epoch: u64) -> Vec<u8> {
 pub fn write_id(action: &Action) -> IoId {
     match action {
         Action::Write { id, .. } | Action::Flush { id, .. } => *id,
-        Action::SegmentDone { .. } | Action::Free { .. } => panic!("no id"),
+        Action::SegmentDone { .. } | Action::Free { .. } | Action::Rewrite { .. } => {
+            panic!("no id")
+        }
     }
 }
 
@@ -524,6 +559,25 @@ pub fn recover(mut images: Images) -> Recovered {
     }
 }
 
+/// How to read an image, if it is that of a rewritten segment (its first block may be damaged).
+fn map_of_image(seq: u64, image: &[u8]) -> Option<RewrittenMap> {
+    let mut table = FrameTable::default();
+    let mut at = ALIGN;
+    while at < image.len() {
+        let frame = FrameHeader::decode(&UUID, &image[at..]);
+        match frame.ok().filter(|frame| frame.seq == seq) {
+            Some(frame) => {
+                table.add(&frame, at as u64);
+                at += frame.total_len() as usize;
+            }
+            None => at += ALIGN,
+        }
+    }
+    let is_rewritten = SegmentHeader::decode(image).is_ok_and(|header| header.rewritten.is_some());
+    (is_rewritten || !table.is_empty())
+        .then(|| RewrittenMap::new(UUID, seq, SEGMENT_BYTES, table, image.len() as u64))
+}
+
 /// One read of a log through an index, from images.
 pub fn read_images(
     images: &Images,
@@ -539,10 +593,9 @@ pub fn read_images(
             WalkStep::Done(batch) => return Ok(batch),
             WalkStep::Read(wanted) => {
                 let image = images.get(&wanted.segment).map_or(&[][..], Vec::as_slice);
-                let start = (wanted.position as usize).min(image.len());
-                let end = (start + wanted.len as usize).min(image.len());
                 assert_eq!(wanted.position as usize % ALIGN, 0);
-                input = Some((wanted, Bytes::copy_from_slice(&image[start..end])));
+                let map = map_of_image(wanted.segment, image);
+                input = Some((wanted, read_image(image, map.as_ref(), wanted)));
             }
         }
     }

@@ -17,6 +17,7 @@ struct Cuts {
     states: u64,
     samples: u64,
     segments: u64,
+    rewritten: u64,
 }
 
 /// Cuts the power now: nothing, everything, each write alone, and sampled sector sets.
@@ -66,6 +67,22 @@ fn go_on(rig: &Rig, recovered: super::Recovered, rng: &mut Rng) {
     next.restart(rng);
 }
 
+/// Rewrites segments of which little is needed; the power is cut while the next ones are on their way.
+fn rewrite(rig: &mut Rig, rng: &mut Rng, cuts: &mut Cuts) {
+    for shard in 0..3 {
+        let log = &rig.logs.entry(shard).or_default().submitted;
+        let (base, tail) = (log.base, log.tail());
+        // Of one log more is kept than of the others.
+        let kept = (tail - base) / (8 >> shard);
+        rig.control(shard, Op::Base(tail - kept));
+    }
+    rig.settle();
+    rig.sim.machine.reclaim(0, rig.sim.now_us, usize::MAX);
+    rig.sim.pump();
+    cuts.rewritten += rig.sim.rewrite_waiting();
+    cut_everywhere(rig, rng, 1, cuts);
+}
+
 /// The script: publishes over three logs that roll segments, and between them every event a log has.
 fn scripted(rig: &mut Rig, rng: &mut Rng, step: u64) {
     let shard = rng.below(3) as u32;
@@ -99,6 +116,9 @@ fn run(options: SimOptions, seed: u64, steps: u64, samples: u64) -> Cuts {
         if rng.below(5) < 2 {
             scripted(&mut rig, &mut rng, step);
             step += 1;
+            if step % 8 == 0 {
+                rewrite(&mut rig, &mut rng, &mut cuts);
+            }
             continue;
         }
         if rng.below(3) == 0 {
@@ -148,14 +168,16 @@ fn every_boundary_of_a_script() {
             all.states += cuts.states;
             all.samples += cuts.samples;
             all.segments += cuts.segments;
+            all.rewritten += cuts.rewritten;
             seed += 1;
         }
     }
     let seconds = started.elapsed().as_secs_f64();
     println!(
-        "{} boundaries with writes under way, {} states, of them {} sampled survivor sets, in {seconds:.1} s",
-        all.boundaries, all.states, all.samples
+        "{} boundaries with writes under way, {} states, of them {} sampled survivor sets, {} segments rewritten, in {seconds:.1} s",
+        all.boundaries, all.states, all.samples, all.rewritten
     );
+    assert!(all.rewritten > 0, "segments are rewritten between");
     assert!(all.boundaries > 50 && all.states > all.samples);
     assert!(all.segments > 4 * (seed - 1), "the script rolls segments");
 }

@@ -7,11 +7,11 @@ use super::{payload, recover, write_id, Images, Rng, Sim, SimOptions, FREED};
 use crate::format::freed::FreedRuns;
 use crate::machine::{ControlEvent, Retention};
 
-const DAY_US: u64 = 86_400_000_000;
+pub(super) const DAY_US: u64 = 86_400_000_000;
 
 /// One sweep of the machine; bases it raises are versions like any other.
-fn sweep(world: &mut World, wall_us: u64) {
-    for _ in 0..50 {
+pub(super) fn sweep(world: &mut World, wall_us: u64) {
+    for _ in 0..200 {
         // An entry at a time, so that its steps are met on their own.
         let anew = world.sim.machine.reclaim(wall_us, 0, 1);
         for (shard, versions) in &mut world.logs {
@@ -48,7 +48,7 @@ fn leaving_states(world: &World) -> Vec<Images> {
     vec![named, zeroed, gone]
 }
 
-fn check_everywhere(world: &World) {
+pub(super) fn check_everywhere(world: &World) {
     for images in leaving_states(world) {
         let first = recover(images);
         world.check(&first);
@@ -59,7 +59,7 @@ fn check_everywhere(world: &World) {
 }
 
 /// Without the record (or with a damaged one) no log may be served wrongly: refused, or exactly a version.
-fn check_without_record(world: &World, rng: &mut Rng) {
+pub(super) fn check_without_record(world: &World, rng: &mut Rng) {
     let Some(record) = world.sim.durable.get(&FREED) else {
         return;
     };
@@ -94,7 +94,7 @@ fn check_without_record(world: &World, rng: &mut Rng) {
 }
 
 /// Carries out the next step of freeing.
-fn free(world: &mut World, succeeds: bool) {
+pub(super) fn free(world: &mut World, succeeds: bool) {
     let Some((segment, record)) = world.sim.leaving.pop_front() else {
         return;
     };

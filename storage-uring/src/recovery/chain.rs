@@ -9,6 +9,7 @@ use super::source::{SegmentSource, Window};
 use crate::error::StorageError;
 use crate::format::freed::FreedRuns;
 use crate::format::group::{GroupHeader, GROUP_HEADER_BYTES};
+use crate::format::rewritten::{FrameHeader, Rewritten, FRAME_HEADER_BYTES};
 use crate::format::segment::{SegmentHeader, SEGMENT_HEADER_BYTES};
 use crate::format::{DataUuid, HeaderFault, ALIGN, FORMAT_VERSION};
 
@@ -30,6 +31,8 @@ pub(crate) struct Segment {
     pub born: Option<(u64, u16)>,
     /// Link of the first group, if that is readable.
     first: Option<GroupHeader>,
+    /// Set when it was rewritten without what nobody needs.
+    pub rewritten: Option<Rewritten>,
     /// Groups may start before this position.
     pub len: u64,
     /// Where a later segment says the log ended in this one.
@@ -41,6 +44,55 @@ pub(crate) struct Segment {
     pub after_gap: bool,
     /// Segments between the one before and this one are gone and not recorded as freed.
     pub missing_before: bool,
+}
+
+impl Segment {
+    /// Where the log ended before this segment, if that is readable.
+    pub fn link(&self) -> Option<(u64, u64)> {
+        let rewritten = self.rewritten.map(|whole| whole.link);
+        rewritten.or_else(|| self.first.as_ref().map(GroupHeader::link))
+    }
+
+    /// Number of its first group, if that is readable.
+    pub fn first_group(&self) -> Option<u64> {
+        let rewritten = self.rewritten.map(|whole| whole.first_group);
+        rewritten.or_else(|| self.first.as_ref().map(|first| first.group))
+    }
+
+    /// Looks at a file again that a running broker may have rewritten since.
+    pub fn look_again(&mut self, uuid: &DataUuid, core: u16) {
+        self.window.refresh();
+        self.len = self.window.len();
+        self.rewritten = rewritten_of(uuid, core, self.seq, &mut self.window).map(|found| found.1);
+    }
+}
+
+/// What a rewritten segment says about itself and when it was born, in its first block or, when that is not
+/// readable, in any of its frames.
+fn rewritten_of(
+    uuid: &DataUuid,
+    core: u16,
+    seq: u64,
+    window: &mut Window,
+) -> Option<((u64, u16), Rewritten)> {
+    if let Ok(header) = SegmentHeader::decode(window.get(0, ALIGN)) {
+        let born = (header.boot_epoch, header.core_count);
+        return header.rewritten.map(|whole| (born, whole));
+    }
+    let group = window.get(SEGMENT_HEADER_BYTES, GROUP_HEADER_BYTES);
+    if GroupHeader::decode(uuid, group).is_ok() {
+        return None;
+    }
+    // Any frame tells; an ordinary segment has none.
+    let mut position = SEGMENT_HEADER_BYTES;
+    while position < window.len() {
+        let frame = FrameHeader::decode(uuid, window.get(position, FRAME_HEADER_BYTES));
+        if let Some(frame) = frame.ok().filter(|it| it.seq == seq && it.core == core) {
+            return Some(((frame.boot_epoch, frame.core_count), frame.whole));
+        }
+        position += ALIGN as u64;
+    }
+    None
 }
 
 /// The segments of a core directory, sorted out.
@@ -141,8 +193,7 @@ pub(crate) fn link(
             }
         }
         segment.limit = ends.get(&segment.seq).copied();
-        wanted = segment.first.as_ref().map(|first| {
-            let mut link = (first.prev_segment, first.prev_end);
+        wanted = segment.link().map(|mut link| {
             while let Some(run) = freed.run_of(link.0) {
                 let last = segment
                     .freed_before
@@ -196,6 +247,8 @@ fn open_segment(
             HeaderFault::Short | HeaderFault::Magic | HeaderFault::Checksum | HeaderFault::Field,
         ) => None,
     };
+    let rewritten = rewritten_of(uuid, core, seq, &mut window);
+    let born = born.or(rewritten.map(|(born, _)| born));
     let bytes = window.get(SEGMENT_HEADER_BYTES, GROUP_HEADER_BYTES);
     let first = live_header(uuid, core, seq, &file, bytes)?;
     window.release();
@@ -206,6 +259,7 @@ fn open_segment(
         window,
         born,
         first,
+        rewritten: rewritten.map(|(_, whole)| whole),
         len,
         limit: None,
         freed_before: None,
@@ -216,7 +270,7 @@ fn open_segment(
 
 /// Whether a segment without newer live ones has anything to say: a group, or bytes that were one.
 fn holds_anything(uuid: &DataUuid, core: u16, segment: &mut Segment) -> Result<bool, StorageError> {
-    if segment.first.is_some() {
+    if segment.first.is_some() || segment.rewritten.is_some() {
         return Ok(true);
     }
     if find_group(uuid, core, segment, SEGMENT_HEADER_BYTES)?.is_some() {

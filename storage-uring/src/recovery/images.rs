@@ -6,14 +6,16 @@ use bytes::Bytes;
 
 use super::scan::{scan_core, CoreScan, ScanOptions};
 use super::settle::{self, SettleStep};
-use super::{put_together, Logs, PutTogether};
+use super::Window;
+use super::{maps_of, put_together, Logs, PutTogether, RewrittenMaps};
 use super::{ImageSource, RecoveryProgress, RecoveryReport, SegmentInput};
 use crate::error::{ReadError, StorageError};
 use crate::format::freed::FreedRuns;
 use crate::format::DataUuid;
 use crate::machine::ReadBatch;
 use crate::name::LogId;
-use crate::walk::{ReadWalk, WalkStep};
+use crate::rewrite::{read_back, RewriteFault, RewritePlan, RewriteTotals, Rewriter, RewrittenMap};
+use crate::walk::{ReadWalk, WalkStep, WantedRead};
 
 /// Segment files by core directory and sequence.
 pub type Images = BTreeMap<(u16, u64), Vec<u8>>;
@@ -36,6 +38,7 @@ pub struct ImageRecovery {
     /// As for files.
     pub report: RecoveryReport,
     logs: Logs,
+    maps: RewrittenMaps,
 }
 
 /// Recovers `images` and changes them as a start changes its files.
@@ -69,8 +72,9 @@ pub fn recover_images(uuid: &DataUuid, images: &mut Images) -> Result<ImageRecov
     for scan in &scans {
         settle_images(images, scan);
     }
+    let maps = maps_of(&scans);
     let PutTogether { report, logs, .. } = put_together(0, scans);
-    Ok(ImageRecovery { report, logs })
+    Ok(ImageRecovery { report, logs, maps })
 }
 
 fn settle_images(images: &mut Images, scan: &CoreScan) {
@@ -136,13 +140,51 @@ impl ImageRecovery {
                 WalkStep::Read(wanted) => {
                     let image = images.get(&(wanted.core, wanted.segment));
                     let image = image.map_or(&[][..], Vec::as_slice);
-                    let clamp =
-                        |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(image.len());
-                    let start = clamp(wanted.position);
-                    let end = clamp(wanted.position.saturating_add(wanted.len));
-                    input = Some((wanted, Bytes::copy_from_slice(&image[start..end])));
+                    let map = self.maps.get(&(wanted.core, wanted.segment));
+                    let bytes = read_image(image, map.map(AsRef::as_ref), wanted);
+                    input = Some((wanted, bytes));
                 }
             }
         }
     }
+}
+
+/// The file of a segment rewritten by a plan, from the one it has.
+///
+/// # Errors
+/// When it is not what the plan says, or too much of it is kept.
+pub fn rewrite_image(
+    uuid: &DataUuid,
+    core: u16,
+    image: &[u8],
+    plan: &RewritePlan,
+) -> Result<(Vec<u8>, RewriteTotals), RewriteFault> {
+    let window = |image: &[u8]| Window::new(Box::new(ImageSource(image.to_vec())));
+    let mut source = window(image);
+    let mut rewriter = Rewriter::new(*uuid, core, plan.clone(), &mut source)?;
+    let mut file = rewriter.first_block();
+    while rewriter.step(&mut source)? > 0 {
+        for frame in rewriter.take_frames() {
+            file.extend(frame);
+        }
+    }
+    let totals = rewriter.into_totals();
+    let found = read_back(*uuid, plan, &mut window(&file));
+    match found.is_some_and(|(_, found)| found == totals) {
+        true => Ok((file, totals)),
+        false => Err(RewriteFault::Source("the new file does not read back")),
+    }
+}
+
+/// What a read of a segment gives whose file is `image`.
+pub(crate) fn read_image(image: &[u8], map: Option<&RewrittenMap>, wanted: WantedRead) -> Bytes {
+    let clamp = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(image.len());
+    let Some(map) = map else {
+        let start = clamp(wanted.position);
+        let end = clamp(wanted.position.saturating_add(wanted.len));
+        return Bytes::copy_from_slice(&image[start..end]);
+    };
+    let range = map.file_range(wanted.position, wanted.len);
+    let bytes = &image[clamp(range.start)..clamp(range.end)];
+    Bytes::from(map.gather(bytes, wanted.position, wanted.len))
 }

@@ -12,6 +12,7 @@ pub mod images;
 mod moved;
 mod progress;
 mod repair;
+mod rewritten;
 pub(crate) mod scan;
 pub(crate) mod settle;
 mod source;
@@ -29,7 +30,9 @@ pub use chain::SegmentInput;
 pub use progress::{ProgressView, RecoveryProgress};
 pub use scan::{Cut, Damage, ScanCounts, SURVIVORS_MAX};
 pub use settle::{CoreVerdict, SettleStep};
-pub(crate) use source::{open_for_reading, read_full, Window};
+#[cfg(feature = "runtime")]
+pub(crate) use source::open_for_reading;
+pub(crate) use source::Window;
 pub use source::{FileSource, ImageSource, SegmentSource};
 
 use crate::datadir::{DataDir, Layout, Meta};
@@ -38,6 +41,7 @@ use crate::format::freed::FreedRuns;
 use crate::format::{DataUuid, HeaderFault, FORMAT_VERSION};
 use crate::machine::LogSeed;
 use crate::name::{LogId, LogName};
+use crate::rewrite::RewrittenMap;
 use crate::usage::SegmentTable;
 use moved::{Directory, Held, Moved};
 use scan::{CoreScan, ScanOptions};
@@ -97,7 +101,12 @@ pub struct RecoveredSet {
     segments: Mutex<HashMap<u16, CoreSegments>>,
     /// What logs that lie in several directories hold in each.
     held: Held,
+    #[cfg_attr(not(feature = "runtime"), allow(dead_code))]
+    maps: RewrittenMaps,
 }
+
+/// How to read the rewritten segments, by core directory and sequence.
+pub(crate) type RewrittenMaps = HashMap<(u16, u64), Arc<RewrittenMap>>;
 
 /// What recovery knows about the segments of one core directory.
 #[derive(Default)]
@@ -133,6 +142,7 @@ pub fn recover_with(
         ends.insert(scan.core, core_end(layout, scan)?);
         settle::carry_out(layout, scan, data_dir.meta.boot_epoch)?;
     }
+    let maps = maps_of(&scans);
     let PutTogether {
         mut report,
         logs,
@@ -162,6 +172,7 @@ pub fn recover_with(
         logs: Mutex::new(logs),
         segments: Mutex::new(segments),
         held,
+        maps,
     }))
 }
 
@@ -169,6 +180,17 @@ pub fn recover_with(
 pub(crate) struct ReadOnlyLogs {
     pub report: RecoveryReport,
     pub logs: HashMap<LogId, (Option<LogName>, LogSeed)>,
+    pub maps: RewrittenMaps,
+}
+
+fn maps_of(scans: &[CoreScan]) -> RewrittenMaps {
+    let of_core = |scan: &CoreScan| {
+        let core = scan.core;
+        let maps = scan.maps.iter();
+        let maps = maps.map(move |(seq, map)| ((core, *seq), Arc::clone(map)));
+        maps.collect::<Vec<_>>()
+    };
+    scans.iter().flat_map(of_core).collect()
 }
 
 /// Scans a directory that may be in use.
@@ -182,6 +204,7 @@ pub(crate) fn scan_read_only(
         return Ok(ReadOnlyLogs {
             report: RecoveryReport::default(),
             logs: HashMap::new(),
+            maps: HashMap::new(),
         });
     };
     let options = ScanOptions {
@@ -200,11 +223,12 @@ pub(crate) fn scan_read_only(
             other => break other?,
         }
     };
+    let maps = maps_of(&scans);
     let PutTogether {
         mut report, logs, ..
     } = put_together(meta.boot_epoch, scans);
     report.elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    Ok(ReadOnlyLogs { report, logs })
+    Ok(ReadOnlyLogs { report, logs, maps })
 }
 
 fn scan_all(
@@ -252,6 +276,7 @@ fn scan_one(
     options: ScanOptions<'_>,
 ) -> Result<CoreScan, StorageError> {
     let mut scans = 0;
+    let mut lost_end = None;
     loop {
         // After the list of segments: a running broker stores the record before it takes a segment away.
         let (freed, damage) = read_freed(layout, uuid, core)?;
@@ -259,10 +284,20 @@ fn scan_one(
         scan.damages.extend(damage);
         scans += 1;
         let is_clean = scan.damages.is_empty() && scan.cuts.is_empty();
+        if scan.lost_end && options.in_use && scans == SCANS_MAX {
+            let error = std::io::Error::other("the broker writes faster than it can be read");
+            return Err(StorageError::io("reading", layout.core(core), error));
+        }
         if is_clean || !options.in_use || scans == SCANS_MAX {
             return Ok(scan);
         }
-        if read_freed(layout, uuid, core)?.0 == scan.freed {
+        if scan.lost_end {
+            // What is missing may have been written since the segments were listed; twice the same is lost.
+            let end = (scan.next_group, scan.end);
+            if lost_end.replace(end) == Some(end) {
+                return Ok(scan);
+            }
+        } else if read_freed(layout, uuid, core)?.0 == scan.freed {
             return Ok(scan);
         }
         segments = inputs(layout, core)?;
@@ -525,6 +560,12 @@ impl RecoveredSet {
             .and_then(|of_core| of_core.restated.get(&name.id()));
         seed.restated_in = restated.copied().unwrap_or(0);
         Ok(seed)
+    }
+
+    /// How to read a segment that was rewritten before this start.
+    #[cfg(feature = "runtime")]
+    pub(crate) fn rewritten_map(&self, core: u16, segment: u64) -> Option<Arc<RewrittenMap>> {
+        self.maps.get(&(core, segment)).cloned()
     }
 
     /// Hands the segments of a core directory to that core.

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::events::UnknownLoss;
-use super::scan::{note_log, note_name, note_use, Cut, Damage, Scanner};
+use super::scan::{group_use, note_log, note_name, note_use, Cut, Damage, Scanner};
 use crate::error::StorageError;
 use crate::format::extent::{ExtentHeader, ExtentKind};
 use crate::format::group::{GroupHeader, GROUP_HEADER_BYTES};
@@ -74,6 +74,10 @@ impl Scanner<'_> {
         else {
             return;
         };
+        if self.segments[last].rewritten.is_some() {
+            // Its bytes lie elsewhere, and none of them is behind the log's end.
+            return;
+        }
         let used_end = self.used_end(last, end);
         if used_end <= end {
             self.trim(last, end);
@@ -171,9 +175,8 @@ impl Scanner<'_> {
             .get(position, header.used_len as usize)
             .to_vec();
         let core = self.out.core;
-        self.out
-            .uses
-            .on_group(seq, header.group, header.link(), header.time_us);
+        let used = group_use(position, header, segment.len);
+        self.out.uses.on_group(seq, &used);
         let detail: Arc<str> =
             format!("{reason} ({} at {position})", segment.file.display()).into();
         let mut logs = Vec::new();
@@ -270,7 +273,7 @@ fn readable_extents(group: &[u8], count: u32) -> Vec<(usize, ExtentHeader, bool)
     found
 }
 
-fn records_are_good(bytes: &[u8], extent: &ExtentHeader) -> bool {
+pub(super) fn records_are_good(bytes: &[u8], extent: &ExtentHeader) -> bool {
     let Some(body) = bytes.get(..extent.total_len()) else {
         return false;
     };

@@ -13,6 +13,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -27,7 +28,8 @@ use crate::format::group::{GroupHeader, GROUP_FLAG_CLOSE, GROUP_HEADER_BYTES};
 use crate::format::segment::SEGMENT_HEADER_BYTES;
 use crate::format::{DataUuid, Place};
 use crate::name::{LogId, LogName};
-use crate::usage::{SegmentTable, UseSlot};
+use crate::rewrite::RewrittenMap;
+use crate::usage::{GroupUse, SegmentTable, UseSlot};
 
 /// Groups that can lie behind an unfinished one: the largest number of commits in flight, less one.
 pub const SURVIVORS_MAX: usize = 3;
@@ -88,6 +90,9 @@ pub(crate) struct CoreScan {
     pub damages: Vec<Damage>,
     /// Segment of the cut that a later segment's link says, too.
     pub linked_cut: Option<u64>,
+    /// The log ends before a group that was durable; or that group was not written yet when the directory of a
+    /// running broker was listed.
+    pub lost_end: bool,
     /// Something was judged to be damage by what lies behind it: that must stay.
     pub keeps_tail: bool,
     pub counts: ScanCounts,
@@ -115,6 +120,8 @@ pub(crate) struct CoreScan {
     /// Segment of the newest restatement of each log.
     pub restated: HashMap<LogId, u64>,
     pub freed: FreedRuns,
+    /// Where the frames of the rewritten ones are.
+    pub maps: HashMap<u64, Arc<RewrittenMap>>,
 }
 
 /// How a scan is done.
@@ -134,6 +141,8 @@ pub(crate) struct Scanner<'a> {
     /// Number the next group must have; none when anything goes.
     pub(super) expected: Option<u64>,
     pub(super) epoch: u64,
+    /// Highest group a rewritten segment vouches for.
+    pub(super) vouched: u64,
 }
 
 /// Scans one core directory.
@@ -158,6 +167,7 @@ pub(crate) fn scan_core(
         cuts: Vec::new(),
         damages: Vec::new(),
         linked_cut: None,
+        lost_end: false,
         keeps_tail: false,
         counts: ScanCounts {
             segments: live.len() as u64,
@@ -180,7 +190,10 @@ pub(crate) fn scan_core(
         uses: SegmentTable::default(),
         restated: HashMap::new(),
         freed,
+        maps: HashMap::new(),
     };
+    let marks = live.iter().filter_map(|segment| segment.rewritten);
+    let vouched = marks.map(|whole| whole.durable_group).max().unwrap_or(0);
     let mut scanner = Scanner {
         options,
         uuid: *uuid,
@@ -188,10 +201,20 @@ pub(crate) fn scan_core(
         out,
         expected: None,
         epoch: 0,
+        vouched,
     };
     let mut at = 0;
     while at < scanner.segments.len() {
-        let goes_on = scanner.scan_segment(at)?;
+        if options.in_use {
+            scanner.segments[at].look_again(uuid, core);
+            // What was rewritten since may need groups that came since.
+            let mark = scanner.segments[at].rewritten.map(|it| it.durable_group);
+            scanner.vouched = scanner.vouched.max(mark.unwrap_or(0));
+        }
+        let goes_on = match scanner.segments[at].rewritten {
+            Some(whole) => scanner.scan_rewritten(at, &whole),
+            None => scanner.scan_segment(at)?,
+        };
         let segment = &mut scanner.segments[at];
         segment.window.release();
         options.progress.on_segment(segment.len);
@@ -209,7 +232,23 @@ pub(crate) fn scan_core(
     for segment in &mut scanner.segments {
         segment.window.check(&segment.file)?;
     }
+    scanner.check_end();
+    let cuts = scanner.out.cuts.iter();
+    let shortened = cuts.map(|cut| (cut.segment, cut.position));
+    for (seq, bytes) in shortened.chain(scanner.out.trim) {
+        scanner.out.uses.set_file_bytes(seq, bytes);
+    }
     Ok(scanner.out)
+}
+
+pub(super) fn group_use(position: u64, header: &GroupHeader, file_bytes: u64) -> GroupUse {
+    GroupUse {
+        group: header.group,
+        link: header.link(),
+        end: position + header.total_len,
+        time_us: header.time_us,
+        file_bytes,
+    }
 }
 
 impl Scanner<'_> {
@@ -278,13 +317,45 @@ impl Scanner<'_> {
     /// Nothing but zeros lies behind the end of the log; the space comes back.
     pub(super) fn trim(&mut self, at: usize, position: u64) {
         let segment = &self.segments[at];
-        if segment.len > position {
+        if segment.len > position && segment.rewritten.is_none() {
             self.out.trim = Some((segment.seq, position));
         }
     }
 
+    /// What a rewritten segment let go may be needed without the groups that were durable then: a log that ends
+    /// before them has lost its end. Their numbers are not given out again.
+    fn check_end(&mut self) {
+        let Some(last) = self.out.live.last().copied() else {
+            return;
+        };
+        let at = self.segments.iter().position(|it| it.seq == last);
+        if let Some(at) = at.filter(|_| self.out.next_group <= self.vouched) {
+            let reason = "the log ends before a group that was durable";
+            self.out.keeps_tail = true;
+            self.out.lost_end = true;
+            self.report_damage(at, self.out.end.1, Vec::new(), reason, self.epoch);
+            self.out.next_group = self.vouched + 1;
+        }
+    }
+
     /// Sets the group number a segment has to begin with.
-    fn enter(&mut self, at: usize) {
+    pub(super) fn enter(&mut self, at: usize) {
+        let (first, link) = (self.segments[at].first_group(), self.segments[at].link());
+        let is_linked = link == Some(self.out.end);
+        let lost = self.expected.filter(|it| is_linked || *it <= self.vouched);
+        if let Some(first) = first.filter(|first| lost.is_some_and(|lost| *first > lost)) {
+            if !self.segments[at].after_gap && self.segments[at].freed_before.is_none() {
+                // An earlier start found the end lost, and went on with numbers behind it.
+                let reason = "groups before this segment are missing that were durable";
+                self.out.keeps_tail = true;
+                self.report_damage(at, SEGMENT_HEADER_BYTES, Vec::new(), reason, self.epoch);
+                // It has to stay: where it ends is what tells that nothing but these groups is missing.
+                if let Some(before) = at.checked_sub(1) {
+                    self.out.uses.mark_damaged(self.segments[before].seq);
+                }
+                self.expected = Some(first);
+            }
+        }
         let segment = &self.segments[at];
         let (missing, freed) = (segment.missing_before, segment.freed_before);
         if segment.after_gap {
@@ -317,9 +388,8 @@ impl Scanner<'_> {
         let core = self.out.core;
         let segment = &mut self.segments[at];
         let seq = segment.seq;
-        self.out
-            .uses
-            .on_group(seq, header.group, header.link(), header.time_us);
+        let group = group_use(position, header, segment.len);
+        self.out.uses.on_group(seq, &group);
         let group = segment.window.get(position, header.used_len as usize);
         let mut extent_at = GROUP_HEADER_BYTES;
         let mut unreadable = false;
@@ -391,19 +461,19 @@ pub(super) fn note_use(
             uses.on_records(extent.log, &mut slot, extent.end_offset(), bytes);
         }
         ExtentKind::State => {
-            uses.on_event(extent.log, &mut slot);
+            uses.on_event(extent.log, &mut slot, extent.total_len());
             restated.insert(extent.log, seq);
         }
         ExtentKind::Truncate => {
-            uses.on_event(extent.log, &mut slot);
+            uses.on_event(extent.log, &mut slot, extent.total_len());
             uses.on_truncate(extent.log, extent.first_offset);
         }
         ExtentKind::Place => {
-            uses.on_event(extent.log, &mut slot);
+            uses.on_event(extent.log, &mut slot, extent.total_len());
             uses.on_place(extent.log);
         }
         ExtentKind::Base | ExtentKind::Accept | ExtentKind::Begin => {
-            uses.on_event(extent.log, &mut slot)
+            uses.on_event(extent.log, &mut slot, extent.total_len())
         }
     }
 }

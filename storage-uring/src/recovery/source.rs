@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::StorageError;
@@ -27,6 +27,8 @@ pub trait SegmentSource: Send {
     }
     /// Gives back what `open` took; the next read takes it again.
     fn close(&self) {}
+    /// Notes what is under the file's name now: another file may have taken its place.
+    fn refresh(&mut self) {}
 }
 
 /// A segment file. Open only while it is read, so that a directory of any size costs few descriptors.
@@ -34,17 +36,20 @@ pub struct FileSource {
     path: PathBuf,
     file: RefCell<Option<File>>,
     len: u64,
+    /// Tells the file from one that took its name.
+    inode: u64,
 }
 
 impl FileSource {
     /// A source for `path`. Notes the length; opens for O_DIRECT reading, or buffered where the file system refuses that, at the
     /// first read.
     pub fn new(path: &Path) -> io::Result<Self> {
-        let len = std::fs::metadata(path)?.len();
+        let found = std::fs::metadata(path)?;
         Ok(Self {
             path: path.to_owned(),
             file: RefCell::new(None),
-            len,
+            len: found.len(),
+            inode: found.ino(),
         })
     }
 }
@@ -78,7 +83,12 @@ impl SegmentSource for FileSource {
     fn open(&self) -> io::Result<()> {
         let mut file = self.file.borrow_mut();
         if file.is_none() {
-            *file = Some(open_for_reading(&self.path)?);
+            let found = open_for_reading(&self.path)?;
+            if found.metadata()?.ino() != self.inode {
+                let replaced = "another file has its name now";
+                return Err(io::Error::new(io::ErrorKind::NotFound, replaced));
+            }
+            *file = Some(found);
         }
         Ok(())
     }
@@ -86,10 +96,17 @@ impl SegmentSource for FileSource {
     fn close(&self) {
         self.file.borrow_mut().take();
     }
+
+    fn refresh(&mut self) {
+        // One that is gone is noticed when it is read.
+        if let Ok(found) = std::fs::metadata(&self.path) {
+            (self.len, self.inode) = (found.len(), found.ino());
+        }
+    }
 }
 
 /// Reads until `out` is full or the file ends.
-pub(crate) fn read_full(file: &File, position: u64, out: &mut [u8]) -> io::Result<usize> {
+fn read_full(file: &File, position: u64, out: &mut [u8]) -> io::Result<usize> {
     let mut done = 0;
     while done < out.len() {
         match file.read_at(&mut out[done..], position + done as u64) {
@@ -164,6 +181,12 @@ impl Window {
     pub fn release(&mut self) {
         self.bytes = None;
         self.source.close();
+    }
+
+    /// Gives everything back, and notes what is under the file's name now.
+    pub fn refresh(&mut self) {
+        self.release();
+        self.source.refresh();
     }
 
     /// Fails if the file could not be opened at some time: what was seen of it then is not to be trusted.

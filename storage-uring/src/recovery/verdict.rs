@@ -4,6 +4,7 @@ use super::chain;
 use super::scan::{Scanner, SURVIVORS_MAX};
 use crate::error::StorageError;
 use crate::format::group::{resembles_header, GroupHeader};
+use crate::format::rewritten::Rewritten;
 use crate::format::segment::SEGMENT_HEADER_BYTES;
 use crate::format::{zero_sectors, ALIGN, SECTOR};
 
@@ -33,6 +34,16 @@ fn lowest_before(found: u64, next_group: u64) -> u64 {
     lowest.max(next_group)
 }
 
+/// A header that stands for all groups of a rewritten segment.
+fn vouching(whole: &Rewritten, born: Option<(u64, u16)>) -> GroupHeader {
+    GroupHeader {
+        boot_epoch: born.map_or(0, |(epoch, _)| epoch),
+        group: whole.first_group,
+        durable_group: whole.last_group,
+        ..GroupHeader::default()
+    }
+}
+
 impl Scanner<'_> {
     /// What to make of a position where the expected group is not.
     pub(super) fn judge(
@@ -49,7 +60,8 @@ impl Scanner<'_> {
         let block_evidence = block.len() < ALIGN || zero_sectors(&block[..SECTOR]) > 0;
         let expected = self.expected.unwrap_or(0);
         let resembles = resembles_header(block, seq, expected);
-        if blank && !is_last && !limited && header.is_none() {
+        let may_end = blank && !is_last && !limited && header.is_none();
+        if may_end && self.rest_is_zero(at, position) {
             // Without a link the zeros behind the last group are the segment's end; what is missing shows
             // at the start of the next segment.
             return Ok(Verdict::SegmentEnd);
@@ -71,21 +83,24 @@ impl Scanner<'_> {
             (None, None, Some(next)) => lowest_before(next.header.group, self.out.next_group),
             (None, None, None) => self.out.next_group,
         };
+        let by_rewritten = self.vouched >= bad_group;
         if later.is_empty() && !limited {
             return Ok(match header {
+                None if blank && self.rest_is_zero(at, position) => Verdict::End,
+                _ if by_rewritten => {
+                    Verdict::Damaged("the last group is not readable and was durable")
+                }
                 Some(_) if unfinished => Verdict::Cut("the last group was not completely written"),
                 Some(_) => {
                     Verdict::Damaged("the last group is complete and does not match its checksum")
                 }
-                None if blank && self.rest_is_zero(at, position) => Verdict::End,
                 None if unfinished => Verdict::Cut("the last group was not completely written"),
                 None if resembles => Verdict::Damaged("the header of the last group is damaged"),
                 None => Verdict::Cut("the bytes behind the last group are no group"),
             });
         }
-        let vouched = later
-            .iter()
-            .any(|later| later.header.durable_group >= bad_group);
+        let by_group = |later: &Later| later.header.durable_group >= bad_group;
+        let vouched = by_rewritten || later.iter().any(by_group);
         // Undone groups leave their numbers to the next ones, so more of them than numbers may lie behind.
         let last_survivor = bad_group.saturating_add(SURVIVORS_MAX as u64);
         let all_survive = later
@@ -118,6 +133,18 @@ impl Scanner<'_> {
         let mut from = position + ALIGN as u64;
         for segment_at in at..self.segments.len() {
             let segment = &mut self.segments[segment_at];
+            if let Some(whole) = segment.rewritten {
+                // Only what was durable is rewritten: it vouches for itself and all before it.
+                if segment_at > at && whole.last_group > bad_group {
+                    found.push(Later {
+                        segment_at,
+                        position: SEGMENT_HEADER_BYTES,
+                        header: vouching(&whole, segment.born),
+                    });
+                    is_decided = true;
+                }
+                continue;
+            }
             while let Some((position, header)) = chain::find_group(&self.uuid, core, segment, from)?
             {
                 from = position + header.total_len.max(ALIGN as u64);

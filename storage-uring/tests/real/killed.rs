@@ -91,6 +91,8 @@ fn writer_process() {
     let seed = std::env::var(SEED).expect("set").parse().expect("a number");
     let mut settings = config(Path::new(&dir));
     settings.commits_in_flight = 4;
+    // Many segments are finished, and rewritten, before the kill.
+    settings.segment_bytes = 256 << 10;
     on_core(settings, move |storage| write_until_killed(storage, seed));
 }
 
@@ -124,7 +126,13 @@ async fn write_until_killed(storage: Storage, seed: u64) {
     };
     let mut waiting: VecDeque<(u32, usize)> = VecDeque::new();
     let mut token = 0;
+    let mut rewritten = 0;
     loop {
+        let so_far = storage.stats().machine.segments_rewritten;
+        if so_far > rewritten {
+            say(&format!("@R 0 {}\n", so_far - rewritten));
+            rewritten = so_far;
+        }
         let shard = random(u64::from(SHARDS)) as u32;
         let log = logs[shard as usize];
         let (base, tail) = (storage.base(log), storage.tail(log));
@@ -147,6 +155,11 @@ async fn write_until_killed(storage: Storage, seed: u64) {
             ),
             2 if quiet && random(4) == 0 => {
                 control(&storage, shard, log, Op::Place(tail + random(9)), token)
+            }
+            // All but one keep little, so that segments are rewritten for that one.
+            3 | 4 if quiet && shard + 1 < SHARDS => {
+                let kept = random((tail - base).min(20) + 1);
+                control(&storage, shard, log, Op::Base(tail - kept), token)
             }
             _ => append(&storage, shard, log, tail, 1 + random(5), token),
         };
@@ -204,6 +217,7 @@ struct Book {
     events: u64,
     unanswered: u64,
     starts: u64,
+    rewritten: u64,
 }
 
 impl Book {
@@ -222,6 +236,7 @@ impl Book {
                     "a start sees what the offline reader saw"
                 );
             }
+            "R" => self.rewritten += numbers[1],
             "A" => known
                 .pending
                 .extend((0..numbers[1]).map(|_| Op::Record { salt: numbers[2] })),
@@ -349,10 +364,11 @@ fn rounds(variable: &str, of_the_suite: u64) -> u64 {
 
 fn report(what: &str, rounds: u64, book: &Book) {
     println!(
-        "{what}: {rounds} kills ({} after the start), {} records and {} events acknowledged, {} unanswered operations",
-        book.starts, book.acked_records, book.events, book.unanswered
+        "{what}: {rounds} kills ({} after the start), {} records and {} events acknowledged, {} unanswered operations, {} segments rewritten",
+        book.starts, book.acked_records, book.events, book.unanswered, book.rewritten
     );
     assert!(book.acked_records > 0 && book.unanswered > 0);
+    assert!(rounds < 8 || book.rewritten > 0, "segments are rewritten");
 }
 
 #[test]

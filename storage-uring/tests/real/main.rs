@@ -9,4 +9,5 @@ mod loop_fs;
 mod offline;
 mod reading_ahead;
 mod reclaim;
+mod rewriting;
 mod small_disks;

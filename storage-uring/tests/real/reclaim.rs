@@ -136,6 +136,9 @@ fn files_of_old_segments_are_used_again() {
             shard_executor::rt::sleep(Duration::from_millis(100)).await;
         }
         assert!(recycled() > 3, "{:?}", storage.stats());
+        // What is read below must not be given up meanwhile.
+        storage.set_retention(log, Retention::default());
+        until("nothing is on its way", || storage.is_settled(log)).await;
         let base = storage.base(log);
         let all = read_all(&storage, log).await;
         for (record, offset) in all.iter().zip(base..) {

@@ -198,6 +198,55 @@ fn a_small_disk_is_filled_and_drained_three_times() {
     }
 }
 
+/// Every segment of a full disk holds a little that is kept: the space comes back by rewriting, for which
+/// there is no more room than the reserve.
+#[test]
+fn a_full_disk_is_drained_though_every_segment_holds_something() {
+    const KEPT_EVERY: u64 = 8;
+    let Some(disk) = LoopFs::make(Kind::Ext4, 64 << 20, 512) else {
+        return;
+    };
+    let settings = small_settings(&disk.at.join("data"));
+    on_core(settings, move |storage| async move {
+        let log = storage.open_log(&name(0)).expect("opens");
+        let kept = storage.open_log(&name(1)).expect("opens");
+        let mut filled = Vec::new();
+        for _ in 0..3 {
+            let mut stored = 0;
+            while appended(&storage, log, storage.tail(log)).await {
+                stored += 1;
+                assert!(stored < 2000, "a small disk is never full");
+                if stored % KEPT_EVERY == 0 && !appended(&storage, kept, storage.tail(kept)).await {
+                    break;
+                }
+            }
+            filled.push(stored);
+            drain(&storage, log).await;
+            // Twice what is kept, and the segments in use.
+            let bound = 2 * storage.tail(kept) * RECORD_BYTES as u64 + (6 << 20);
+            let asked = Instant::now();
+            while storage.stats().segment_bytes > bound {
+                let stats = storage.stats();
+                assert!(
+                    asked.elapsed() < Duration::from_secs(60),
+                    "{bound}: {stats:?}"
+                );
+                shard_executor::rt::sleep(Duration::from_millis(20)).await;
+            }
+            check_held(&storage, kept).await;
+        }
+        assert!(storage.tail(kept) > 10, "{}", storage.tail(kept));
+        let stats = storage.stats();
+        assert!(stats.machine.segments_rewritten > 10, "{stats:?}");
+        // What is kept takes its own space from then on, and little more.
+        let least = filled[0] / 4;
+        assert!(filled[1..].iter().all(|it| *it > least), "{filled:?}");
+        storage.close().await.expect("closes");
+    });
+    let first = storage_uring::recover(&disk.at.join("data"), 1).expect("recovers");
+    assert!(first.report().damages.is_empty(), "{:?}", first.report());
+}
+
 #[test]
 fn a_filler_that_goes_away_lets_writes_resume() {
     let Some(disk) = LoopFs::make(Kind::Ext4, 64 << 20, 512) else {

@@ -4,8 +4,10 @@
 //! what was written when it was opened). Uses the broker's own decoders. Memory is bounded by the sparse
 //! index, one interval of one log, and one group.
 
+mod groups;
+mod segment_file;
+
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -14,17 +16,15 @@ use serde::Serialize;
 
 use crate::datadir::{Layout, Meta};
 use crate::error::{ReadError, StorageError};
-use crate::format::group::{GroupHeader, GROUP_HEADER_BYTES};
-use crate::format::segment::{SegmentHeader, SEGMENT_HEADER_BYTES};
-use crate::format::{HeaderFault, ALIGN};
+use crate::format::segment::SegmentHeader;
+use crate::format::{DataUuid, ALIGN};
 use crate::machine::{HistoryEntry, LogSeed, ReadBatch};
 use crate::name::{LogId, LogName};
 use crate::recovery::{
-    open_for_reading, read_full, scan_read_only, FileSource, RecoveryProgress, RecoveryReport,
-    Window,
+    scan_read_only, FileSource, RecoveryProgress, RecoveryReport, RewrittenMaps, Window,
 };
-use crate::slab::SlabWriter;
 use crate::walk::{ReadWalk, WalkStep, WantedRead};
+use segment_file::SegmentFile;
 
 /// Bytes of payload read at once by the iterators.
 const BATCH_BYTES: usize = 256 * 1024;
@@ -89,9 +89,11 @@ pub struct SegmentView {
     pub file_bytes: u64,
     /// Boot epoch of the header; none when the header is not readable.
     pub boot_epoch: Option<u64>,
+    /// Groups that were in it before it was rewritten, first and last; none when it was not.
+    pub rewritten_groups: Option<(u64, u64)>,
 }
 
-/// One group, for `inspect`.
+/// One group, for `inspect`; of a rewritten segment a frame, with the last group of the segment as its number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GroupView {
     /// Position in the segment.
@@ -119,9 +121,11 @@ pub struct GroupView {
 /// A data directory opened for reading.
 pub struct Reader {
     layout: Layout,
+    uuid: DataUuid,
     report: RecoveryReport,
     logs: HashMap<LogId, (Option<LogName>, LogSeed)>,
-    files: HashMap<(u16, u64), File>,
+    maps: RewrittenMaps,
+    files: HashMap<(u16, u64), SegmentFile>,
 }
 
 impl Reader {
@@ -138,10 +142,13 @@ impl Reader {
     ) -> Result<Self, StorageError> {
         let layout = Layout::new(dir);
         let found = scan_read_only(&layout, threads, progress)?;
+        let meta = Meta::read(&layout)?;
         Ok(Self {
             layout,
+            uuid: meta.map_or([0; 16], |meta| meta.uuid),
             report: found.report,
             logs: found.logs,
+            maps: found.maps,
             files: HashMap::new(),
         })
     }
@@ -188,20 +195,33 @@ impl Reader {
         };
         let mut walk = ReadWalk::new(LogId(id), from, max_bytes, interval);
         let mut input = None;
+        let given_back = ReadError::Trimmed {
+            offset: from,
+            base: from.saturating_add(1),
+        };
         loop {
-            match walk.step(input.take())? {
+            let step = match walk.step(input.take()) {
+                // A running broker has rewritten the segment without it since the directory was scanned.
+                Err(ReadError::Damaged { core, segment, .. }) if self.is_newer(core, segment) => {
+                    return Err(given_back);
+                }
+                other => other?,
+            };
+            match step {
                 WalkStep::Done(batch) => return Ok(batch),
                 WalkStep::Read(wanted) => match self.fetch(wanted) {
                     Ok(bytes) => input = Some((wanted, bytes)),
                     // It was there when the directory was scanned: a running broker gave it back.
-                    Err(error) if error.kind() == ErrorKind::NotFound => {
-                        let base = from.saturating_add(1);
-                        return Err(ReadError::Trimmed { offset: from, base });
-                    }
+                    Err(error) if error.kind() == ErrorKind::NotFound => return Err(given_back),
                     Err(error) => return Err(ReadError::Io(error.to_string())),
                 },
             }
         }
+    }
+
+    fn is_newer(&self, core: u16, segment: u64) -> bool {
+        let file = self.files.get(&(core, segment));
+        file.is_some_and(SegmentFile::is_newer_than_the_scan)
     }
 
     /// Every record of one log with its offset, oldest first; ends at the first error.
@@ -284,9 +304,13 @@ impl Reader {
                     segment,
                     file_bytes: window.len(),
                     boot_epoch: header.ok().map(|header| header.boot_epoch),
+                    rewritten_groups: header
+                        .ok()
+                        .and_then(|header| header.rewritten)
+                        .map(|whole| (whole.first_group, whole.last_group)),
                 };
                 on_segment(&view);
-                each_group(&meta, &view, &mut window, &mut on_group)?;
+                groups::each(&meta, &view, &mut window, &mut on_group)?;
                 window.check(&view.file)?;
             }
         }
@@ -299,14 +323,11 @@ impl Reader {
             if self.files.len() >= OPEN_FILES_MAX {
                 self.files.clear();
             }
-            let file = open_for_reading(&self.layout.segment(wanted.core, wanted.segment))?;
+            let path = self.layout.segment(wanted.core, wanted.segment);
+            let file = SegmentFile::open(&path, &self.uuid, wanted.segment, self.maps.get(&key))?;
             self.files.insert(key, file);
         }
-        let len = usize::try_from(wanted.len).unwrap_or(usize::MAX);
-        let mut writer = SlabWriter::new(len);
-        let out = &mut writer.tail()[..len];
-        let read = read_full(&self.files[&key], wanted.position, out)?;
-        Ok(Bytes::from_owner(writer.split(read).freeze()))
+        self.files[&key].read(wanted)
     }
 }
 
@@ -321,46 +342,6 @@ fn view(id: LogId, (name, seed): &(Option<LogName>, LogSeed)) -> OfflineLog {
         history: seed.control.history.clone(),
         damage: seed.damage.as_ref().map(|damage| damage.to_string()),
     }
-}
-
-fn each_group(
-    meta: &Meta,
-    view: &SegmentView,
-    window: &mut Window,
-    on_group: &mut impl FnMut(&SegmentView, &GroupView),
-) -> Result<(), StorageError> {
-    let mut position = SEGMENT_HEADER_BYTES;
-    while position < view.file_bytes {
-        match GroupHeader::decode(&meta.uuid, window.get(position, GROUP_HEADER_BYTES)) {
-            Ok(header) if header.segment == view.segment && header.core == view.core => {
-                let group = GroupView {
-                    position,
-                    total_len: header.total_len,
-                    used_len: header.used_len,
-                    group: header.group,
-                    durable_group: header.durable_group,
-                    boot_epoch: header.boot_epoch,
-                    extents: header.extents,
-                    records: header.records,
-                    closing: header.flags & crate::format::group::GROUP_FLAG_CLOSE != 0,
-                    body_matches: header
-                        .body_matches(window.get(position, header.total_len as usize)),
-                };
-                on_group(view, &group);
-                position += header.total_len.max(ALIGN as u64);
-            }
-            Err(HeaderFault::Version(found)) => {
-                let known = crate::format::FORMAT_VERSION;
-                return Err(StorageError::UnknownVersion {
-                    file: view.file.clone(),
-                    found,
-                    known,
-                });
-            }
-            Ok(_) | Err(_) => position += ALIGN as u64,
-        }
-    }
-    Ok(())
 }
 
 /// Iterator over the records of one log.

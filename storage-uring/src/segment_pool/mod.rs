@@ -5,10 +5,12 @@
 //! directory is synced, before the core hears of it. Watches the free space.
 //!
 //! Gives segments back, too: stores the record of freed segments, then makes the file a spare to be zeroed
-//! again, or removes it when there are enough.
+//! again, or removes it when there are enough. Rewrites segments of which little is needed (`rewriting`).
 //!
 //! Invariant: a segment handed out is written in full, named and durable; a failed sync of a spare throws
 //! that file away, a failed sync of the directory ends the core log.
+
+mod rewriting;
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -26,11 +28,14 @@ use crate::error::StorageError;
 use crate::faults::{FaultOp, FaultPlan, FaultState};
 use crate::format::segment::SegmentHeader;
 use crate::format::ALIGN;
+use crate::rewrite::{RewriteFault, RewritePlan, RewriteTotals, RewrittenMap};
 use crate::slab::SlabWriter;
 
 const ZERO_CHUNK: usize = 1 << 20;
 /// How often space is looked at, and a request that cannot be met is tried again.
 const TICK: Duration = Duration::from_millis(200);
+/// How long reads that began behind a rewriting may still hold the old file.
+const CLOSE_AFTER: Duration = Duration::from_millis(300);
 /// Requests and answers on their way; a core asks for one segment at a time.
 const QUEUE: usize = 8;
 
@@ -84,8 +89,31 @@ pub enum PoolEvent {
     },
     /// The record of freed segments could not be stored; the segment is still there.
     NotFreed,
+    /// A segment was rewritten: the new file has taken its place, durably.
+    Rewritten(Box<RewrittenSegment>),
+    /// A segment was not rewritten and is as it was.
+    NotRewritten {
+        /// Its sequence.
+        seq: u64,
+        /// What is wrong with the segment; none when it did not work this time: no space, an error of the
+        /// device, or segments had to be made first.
+        fault: Option<RewriteFault>,
+    },
     /// A directory could not be made durable; the core log has to end.
     Failed(String),
+}
+
+/// A segment that was rewritten.
+#[derive(Debug)]
+pub struct RewrittenSegment {
+    /// Its sequence.
+    pub seq: u64,
+    /// The new file, open for reading.
+    pub file: File,
+    /// How to read it.
+    pub map: RewrittenMap,
+    /// What it holds.
+    pub totals: RewriteTotals,
 }
 
 /// Numbers shared with the core.
@@ -109,11 +137,16 @@ pub struct PoolGauges {
     pub segments_recycled: AtomicU64,
     /// Attempts to give a segment back that failed.
     pub free_failures: AtomicU64,
+    /// Attempts to rewrite a segment that failed.
+    pub rewrite_failures: AtomicU64,
 }
 
 enum Request {
     Next,
     Free(FreeRequest),
+    Rewrite(Box<RewritePlan>),
+    /// Nobody reads the file any more that was replaced last.
+    Replaced,
     Stop,
 }
 
@@ -142,26 +175,8 @@ impl SegmentPool {
         std::fs::create_dir_all(&dir).map_err(|error| StorageError::io("creating", &dir, error))?;
         let above = config.data_dir.layout.core_logs();
         sync_dir(&above).map_err(|error| StorageError::io("syncing", &above, error))?;
-        let (requests, inbox) = bounded(QUEUE);
-        let (outbox, events) = bounded(QUEUE);
-        let gauges = Arc::new(PoolGauges::default());
-        let worker = Worker {
-            next_seq: config.first_seq,
-            next_spare: 0,
-            spares: Vec::new(),
-            used: Vec::new(),
-            is_from_reserve: false,
-            leaving: VecDeque::new(),
-            pending: 0,
-            refill: Refill::new(config.refill_below, config.spares),
-            gauges: Arc::clone(&gauges),
-            faults: config.faults.clone().map(FaultState::new),
-            config,
-            inbox,
-            outbox,
-            wake: Box::new(wake),
-            stopped: false,
-        };
+        let (worker, requests, events) = Worker::new(config, Box::new(wake));
+        let gauges = Arc::clone(&worker.gauges);
         let thread = std::thread::Builder::new()
             .name("felix-segments".to_owned())
             .spawn(move || worker.run())
@@ -184,6 +199,17 @@ impl SegmentPool {
     pub fn request_free(&self, seq: u64, record: Vec<u8>) -> bool {
         let request = Request::Free(FreeRequest { seq, record });
         self.requests.try_send(request).is_ok()
+    }
+
+    /// Asks to rewrite a segment; one at a time. False when too many requests are waiting already.
+    pub fn request_rewrite(&self, plan: Box<RewritePlan>) -> bool {
+        self.requests.try_send(Request::Rewrite(plan)).is_ok()
+    }
+
+    /// Says that nobody needs the file any more that was replaced last.
+    pub fn close_replaced(&self) {
+        // Else the next rewriting, or the end of the thread, closes it.
+        drop(self.requests.try_send(Request::Replaced));
     }
 
     /// The next event, if any.
@@ -216,6 +242,12 @@ struct Worker {
     /// The spare at hand took space of the reserve.
     is_from_reserve: bool,
     leaving: VecDeque<FreeRequest>,
+    /// The segment to be rewritten.
+    rewrite: Option<Box<RewritePlan>>,
+    /// The file that was replaced last, and when it may be closed.
+    replaced: (Option<File>, Option<Instant>),
+    /// A spare was made since the last rewriting.
+    has_made_spare: bool,
     pending: usize,
     refill: Refill,
     inbox: Receiver<Request>,
@@ -228,6 +260,35 @@ struct Worker {
 }
 
 impl Worker {
+    fn new(
+        config: SegmentPoolConfig,
+        wake: Box<dyn Fn() + Send>,
+    ) -> (Self, Sender<Request>, Receiver<PoolEvent>) {
+        let (requests, inbox) = bounded(QUEUE);
+        let (outbox, events) = bounded(QUEUE);
+        let worker = Self {
+            next_seq: config.first_seq,
+            next_spare: 0,
+            spares: Vec::new(),
+            used: Vec::new(),
+            is_from_reserve: false,
+            leaving: VecDeque::new(),
+            rewrite: None,
+            replaced: (None, None),
+            has_made_spare: false,
+            pending: 0,
+            refill: Refill::new(config.refill_below, config.spares),
+            gauges: Arc::default(),
+            faults: config.faults.clone().map(FaultState::new),
+            config,
+            inbox,
+            outbox,
+            wake,
+            stopped: false,
+        };
+        (worker, requests, events)
+    }
+
     fn run(mut self) {
         self.look_at_space();
         while !self.stopped {
@@ -239,6 +300,10 @@ impl Worker {
                 }
             }
             self.serve();
+            self.close_replaced();
+            if let Some(plan) = self.next_rewrite() {
+                self.rewrite(&plan);
+            }
             if !self.stopped && self.has_to_make_spares() {
                 self.add_spare();
             }
@@ -257,6 +322,8 @@ impl Worker {
         match request {
             Request::Next => self.pending += 1,
             Request::Free(request) => self.leaving.push_back(request),
+            Request::Rewrite(plan) => self.rewrite = Some(plan),
+            Request::Replaced => self.replaced.1 = Some(Instant::now() + CLOSE_AFTER),
             Request::Stop => self.stopped = true,
         }
     }
@@ -278,6 +345,7 @@ impl Worker {
         match self.make_spare() {
             Ok(path) => {
                 self.spares.push(path);
+                self.has_made_spare = true;
                 self.set_no_space(self.is_from_reserve);
             }
             Err(_) if self.stopped => {}
@@ -496,6 +564,7 @@ impl Worker {
             seq,
             boot_epoch: self.config.data_dir.meta.boot_epoch,
             segment_bytes: self.config.segment_bytes,
+            rewritten: None,
         };
         let path = self.config.data_dir.layout.segment(self.config.core, seq);
         let named = || -> io::Result<()> {
