@@ -63,15 +63,20 @@ impl Chapter {
 pub(crate) struct Chapters {
     pub logs: HashMap<LogId, Vec<Chapter>>,
     pub names: HashMap<LogId, LogName>,
+    /// The newest loss of which nobody can say whose it was, and its epoch.
+    unknown_loss: Option<(u64, Arc<str>)>,
 }
 
 impl Chapters {
     fn events(&mut self, log: LogId, epoch: u64) -> &mut Vec<ScanEvent> {
         let chapters = self.logs.entry(log).or_default();
         if chapters.last().is_none_or(|chapter| chapter.epoch != epoch) {
+            // What this log wrote in this epoch before may have been lost with the rest.
+            let lost = self.unknown_loss.as_ref().filter(|(at, _)| *at == epoch);
+            let events = lost.map(|(_, detail)| ScanEvent::Suspect(Arc::clone(detail)));
             chapters.push(Chapter {
                 epoch,
-                events: Vec::new(),
+                events: events.into_iter().collect(),
             });
         }
         let last = chapters.len() - 1;
@@ -110,8 +115,9 @@ impl Chapters {
             .push(ScanEvent::Damaged(Arc::clone(detail)));
     }
 
-    /// Notes that any log of this epoch may have lost records.
+    /// Notes that any log of this epoch may have lost records or events.
     pub fn on_unknown_loss(&mut self, epoch: u64, detail: &Arc<str>) {
+        self.unknown_loss = Some((epoch, Arc::clone(detail)));
         for chapters in self.logs.values_mut() {
             if let Some(last) = chapters.last_mut().filter(|chapter| chapter.epoch == epoch) {
                 last.events.push(ScanEvent::Suspect(Arc::clone(detail)));
@@ -153,6 +159,10 @@ struct Assembly {
     damage: Option<Arc<str>>,
     /// An event is missing; whatever it said is not known.
     lost_change: bool,
+    /// Events may have been lost since the last thing that is known of the log.
+    may_lack_events: bool,
+    /// Records below this may have been cut by an event that was lost.
+    doubtful_below: u64,
 }
 
 impl Assembly {
@@ -161,22 +171,40 @@ impl Assembly {
             ScanEvent::Run(run) => self.apply_run(run),
             ScanEvent::Restated(restated) => self.apply_restated(*restated),
             ScanEvent::Change(change, number) => self.apply_change(&change, number),
-            ScanEvent::Suspect(detail) => self.suspect = Some(detail),
+            ScanEvent::Suspect(detail) => {
+                self.suspect = Some(detail);
+                self.may_lack_events = true;
+            }
             ScanEvent::Damaged(detail) => self.damage = Some(detail),
         }
     }
 
+    /// Looks at the number of events that something says were before it. Where numbers are missing, the events
+    /// went with their segments, which cuts never do unless what they cut is gone as well. Behind a loss they may be
+    /// what was lost, and one of them a cut: then nobody knows which of the records before it still count.
+    fn check_numbers(&mut self, number: u32) {
+        if self.may_lack_events && number != self.seed.control.changes {
+            self.doubtful_below = self.doubtful_below.max(self.seed.tail);
+        }
+        self.may_lack_events = false;
+    }
+
     fn apply_change(&mut self, change: &Change, number: u32) {
         if number != 0 {
-            self.lost_change |= number != number_after(self.seed.control.changes);
+            let follows = number == number_after(self.seed.control.changes);
+            self.lost_change |= !follows;
+            self.check_numbers(if follows {
+                self.seed.control.changes
+            } else {
+                number
+            });
             self.seed.control.changes = number;
         }
         self.seed.control.apply(change);
         match change {
             Change::Truncate(offset) => {
                 self.seed.tail = self.seed.tail.min(*offset);
-                self.seed.index.on_truncate(*offset);
-                cut_gaps(&mut self.gaps, *offset);
+                self.cut(*offset);
             }
             Change::Place(offset) => self.place(*offset),
             Change::Base(offset) => self.seed.base = self.seed.base.max(*offset),
@@ -186,13 +214,13 @@ impl Assembly {
 
     /// What is restated is the whole truth about everything but records: events before it may be gone.
     fn apply_restated(&mut self, restated: Restated) {
-        let seed = &mut self.seed;
-        if restated.tail < seed.tail {
-            seed.index.on_truncate(restated.tail);
-            cut_gaps(&mut self.gaps, restated.tail);
-        } else if restated.tail > seed.tail {
-            self.gaps.push((seed.tail, restated.tail));
+        self.check_numbers(restated.control.changes);
+        if restated.tail < self.seed.tail {
+            self.cut(restated.tail);
+        } else if restated.tail > self.seed.tail {
+            self.gaps.push((self.seed.tail, restated.tail));
         }
+        let seed = &mut self.seed;
         seed.tail = restated.tail;
         seed.base = restated.base;
         seed.generation = seed.generation.max(restated.generation);
@@ -218,7 +246,15 @@ impl Assembly {
         };
     }
 
+    /// Nothing at or above `offset` counts any more, and what was missing there does not matter.
+    fn cut(&mut self, offset: u64) {
+        self.seed.index.on_truncate(offset);
+        cut_gaps(&mut self.gaps, offset);
+        self.doubtful_below = self.doubtful_below.min(offset);
+    }
+
     fn apply_run(&mut self, run: Run) {
+        self.check_numbers(run.changes);
         // A change that was missed before may have been the cut that these records lie behind.
         let no_change_lost = run.changes == self.seed.control.changes && !self.lost_change;
         self.lost_change |= !no_change_lost;
@@ -234,8 +270,7 @@ impl Assembly {
         } else if run.first < self.seed.tail {
             // The cut before it is not here; unless a restatement follows, the log is refused for that.
             self.lost_change = true;
-            self.seed.index.on_truncate(run.first);
-            cut_gaps(&mut self.gaps, run.first);
+            self.cut(run.first);
         }
         // Events up to this number are behind; which they were a restatement tells.
         self.seed.control.changes = run.changes;
@@ -261,6 +296,12 @@ impl Assembly {
             }
             (None, None, None) if self.lost_change => {
                 Some("a change of the log's state is missing".into())
+            }
+            (None, None, None) if self.doubtful_below > base => {
+                let end = self.doubtful_below;
+                let why =
+                    format!("records below {end} may have been cut by an event that was lost");
+                Some(why.into())
             }
             (None, None, None) => None,
         };
@@ -360,6 +401,7 @@ fn may_have_lost(pieces: &Pieces, loss: &UnknownLoss, core_counts: &HashMap<u64,
 mod tests {
     use super::*;
     use crate::machine::Control;
+    use crate::name::LogKind;
 
     #[test]
     fn the_first_number_follows_the_last() {
@@ -386,29 +428,127 @@ mod tests {
         }
     }
 
+    fn run(first: u64, end: u64, changes: u32) -> ScanEvent {
+        ScanEvent::Run(Run {
+            first,
+            end,
+            changes,
+            ..Run::default()
+        })
+    }
+
+    fn restated(base: u64, tail: u64, changes: u32) -> ScanEvent {
+        ScanEvent::Restated(Box::new(Restated {
+            base,
+            tail,
+            generation: 0,
+            control: Control {
+                changes,
+                ..Control::default()
+            },
+        }))
+    }
+
+    fn damage(events: impl IntoIterator<Item = ScanEvent>) -> Option<Arc<str>> {
+        let mut assembly = Assembly::default();
+        events.into_iter().for_each(|event| assembly.apply(event));
+        assembly.finish().damage
+    }
+
+    #[test]
+    fn a_cut_that_may_have_been_lost_makes_what_it_may_have_cut_doubtful() {
+        let suspect = || ScanEvent::Suspect("a lost group".into());
+        let cut = |offset, number| ScanEvent::Change(Change::Truncate(offset), number);
+        // Whatever closes the jump in numbers: a state, or records and a state.
+        assert!(damage([run(0, 100, 1), suspect(), restated(0, 100, 3)]).is_some());
+        let records_between = [
+            run(0, 100, 1),
+            suspect(),
+            run(100, 110, 3),
+            restated(0, 110, 3),
+        ];
+        assert!(damage(records_between).is_some());
+        let event_between = [
+            run(0, 100, 1),
+            suspect(),
+            ScanEvent::Change(Change::Accept(9), 4),
+            restated(0, 100, 4),
+        ];
+        assert!(damage(event_between).is_some());
+        // Nothing was lost: the events went with their segments.
+        assert_eq!(damage([run(0, 100, 1), restated(0, 100, 3)]), None);
+        // No number is missing over the loss; later ones may be.
+        let proven = [
+            run(0, 100, 1),
+            suspect(),
+            run(100, 110, 1),
+            restated(0, 110, 5),
+        ];
+        assert_eq!(damage(proven), None);
+        let proven = [
+            run(0, 100, 1),
+            suspect(),
+            ScanEvent::Change(Change::Accept(9), 2),
+            restated(0, 100, 5),
+        ];
+        assert_eq!(damage(proven), None);
+        // What is doubtful was given up, cut or placed anew.
+        assert_eq!(
+            damage([run(0, 100, 1), suspect(), restated(100, 100, 3)]),
+            None
+        );
+        let cut_later = [run(0, 100, 1), suspect(), restated(40, 100, 3), cut(40, 4)];
+        assert_eq!(damage(cut_later), None);
+        let cut_too_little = [run(0, 100, 1), suspect(), restated(40, 100, 3), cut(41, 4)];
+        assert!(damage(cut_too_little).is_some());
+        let placed = [
+            run(0, 100, 1),
+            suspect(),
+            restated(0, 100, 3),
+            ScanEvent::Change(Change::Place(7), 4),
+        ];
+        assert_eq!(damage(placed), None);
+    }
+
+    #[test]
+    fn a_log_is_suspected_of_what_was_lost_before_its_first_extent_of_an_epoch() {
+        let log = LogId(7);
+        let header = |first_offset, changes| ExtentHeader {
+            kind: ExtentKind::Records,
+            log_kind: LogKind::Stream,
+            log,
+            first_offset,
+            generation: 1,
+            time_us: 1,
+            prev: Place::NONE,
+            record_count: 10,
+            records_len: 260,
+            changes,
+            name_len: 0,
+        };
+        let damage = |is_lost_in: u64| {
+            let mut chapters = Chapters::default();
+            let place = |position| Place {
+                segment: 1,
+                position,
+                core: 0,
+            };
+            assert!(chapters.on_extent(1, &header(0, 0), place(4096), &[]));
+            chapters.on_unknown_loss(is_lost_in, &"a lost group".into());
+            assert!(chapters.on_extent(2, &header(10, 2), place(8192), &[]));
+            let events = chapters.events(log, 2);
+            events.push(restated(0, 20, 2));
+            let logs = assemble(vec![(0, chapters)], &[], &HashMap::new());
+            logs[&log].1.damage.clone()
+        };
+        assert!(damage(2).is_some());
+        assert!(damage(1).is_some());
+        assert_eq!(damage(3), None);
+    }
+
     #[test]
     fn what_was_cut_before_events_had_numbers_is_known_by_a_restatement_alone() {
-        let run = |first, end, changes| {
-            ScanEvent::Run(Run {
-                first,
-                end,
-                changes,
-                ..Run::default()
-            })
-        };
-        let restated = || {
-            ScanEvent::Restated(Box::new(Restated {
-                base: 0,
-                tail: 25,
-                generation: 0,
-                control: Control::default(),
-            }))
-        };
-        let damage = |events: Vec<ScanEvent>| {
-            let mut assembly = Assembly::default();
-            events.into_iter().for_each(|event| assembly.apply(event));
-            assembly.finish().damage
-        };
+        let restated = || restated(0, 25, 0);
         // Records that begin below the tail, and no cut between: it was lost, or given back with its segment.
         let overlap = || vec![run(0, 20, 0), run(15, 25, 0)];
         assert!(damage(overlap()).is_some());
