@@ -219,7 +219,8 @@ impl ReadWalk {
     }
 
     /// The blocks of an extent as long as the one passed last, when that one lay far from it: then nothing else
-    /// of the log is likely to be near.
+    /// of the log is likely to be near. Few bytes all the same: a long extent has an index entry of its own or
+    /// the one behind it has, so that at most one is passed on a walk.
     fn narrow_window(&self, place: Place) -> Option<WantedRead> {
         let (passed, len) = self.passed?;
         let is_here = (passed.core, passed.segment) == (place.core, place.segment);
@@ -228,7 +229,7 @@ impl ReadWalk {
             return None;
         }
         let position = u64::from(place.position) / ALIGN as u64 * ALIGN as u64;
-        let end = align_up(u64::from(place.position) + len.min(EXTENT_BYTES));
+        let end = align_up(u64::from(place.position) + len.min(WINDOW));
         Some(WantedRead {
             core: place.core,
             segment: place.segment,

@@ -24,7 +24,7 @@ use crate::walk::{ReadWalk, WalkStep, WantedRead, EXTENT_BYTES as LONGEST_EXTENT
 const READ_AROUND_BYTES: u64 = 128 * 1024;
 /// Stretches under way for one reader, the one it waits for included: as many as it takes to have this many
 /// bytes on their way, at most.
-const BYTES_OF_A_READER: u64 = 1 << 20;
+const BYTES_OF_A_READER: u64 = 2 << 20;
 const READS_OF_A_READER: usize = 8;
 /// Who asks for little at a time is read ahead this much at least.
 const REACH_MIN_BYTES: u64 = 256 * 1024;

@@ -76,3 +76,26 @@ fn extents_of_changing_length_are_read_whole() {
     assert!(reads < 200, "{reads} reads");
     reads_of(&mut sim, 3);
 }
+
+#[test]
+fn a_long_extent_makes_no_read_of_a_short_one_longer() {
+    let mut rng = Rng(83);
+    let mut sim = Sim::new(SimOptions::default());
+    for _ in 0..20 {
+        // A long one, then a short one; the walk from the next long one leads over the short one.
+        sim.append(0, &[payload(&mut rng, 36_000)]);
+        sim.settle();
+        sim.append(0, &[payload(&mut rng, 1000)]);
+        for _ in 0..3 {
+            sim.append(1, &[payload(&mut rng, 4000)]);
+        }
+        sim.settle();
+    }
+    let (_, bytes) = reads_of(&mut sim, 0);
+    let of_a_round = bytes / 20;
+    // The long one, with a window around its header, and a window for the short one.
+    assert!(
+        of_a_round <= 40_960 + 2 * 16_384,
+        "{of_a_round} bytes a round"
+    );
+}
