@@ -20,6 +20,16 @@ pub fn thread_cpu_seconds() -> f64 {
     user + system
 }
 
+/// Has the calling thread run only while nothing else on its CPU wants to.
+pub fn give_way() -> std::io::Result<()> {
+    let param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the call reads the structure, which lives until it returns.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &param) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
 /// CPU seconds another process has used, by the scheduler's own account; `None` when it has gone.
 pub fn process_cpu_seconds_of(pid: u32) -> Option<f64> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
@@ -121,6 +131,15 @@ mod tests {
         assert_eq!(plan.distinct, 5);
         assert_eq!(plan_cpus(&[3], 3, 2).distinct, 1);
         assert_eq!(plan_cpus(&[], 1, 1).client, 0);
+    }
+
+    #[test]
+    fn a_thread_that_gives_way_is_scheduled_as_idle_and_others_are_not() {
+        // SAFETY: the call takes no pointers.
+        let policy = || unsafe { libc::sched_getscheduler(0) };
+        let of_thread = std::thread::spawn(move || give_way().map(|()| policy()));
+        assert_eq!(of_thread.join().unwrap().unwrap(), libc::SCHED_IDLE);
+        assert_eq!(policy(), libc::SCHED_OTHER);
     }
 
     #[test]

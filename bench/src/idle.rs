@@ -2,7 +2,6 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
@@ -14,6 +13,7 @@ use serde::Serialize;
 use crate::cpu::{plan_cpus, process_cpu_seconds_of, resident_bytes_of, usable_cpus};
 use crate::place::WorkDir;
 use crate::report::{describe_host, Host};
+use crate::run_args::OutputArgs;
 use crate::units::parse_duration;
 
 /// How long all shards may take to open.
@@ -41,12 +41,9 @@ pub struct IdleArgs {
     /// How long they are left alone
     #[arg(long, default_value = "10s", value_parser = parse_duration)]
     pub duration: Duration,
-    /// Directory for the brokers' data, on a file system with direct I/O
-    #[arg(long, value_name = "DIR")]
-    pub data_dir: Option<PathBuf>,
-    /// Write the report to a file
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    /// Where data and report go.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// What one broker did.
@@ -94,7 +91,7 @@ pub fn run_idle(args: &IdleArgs, out: &mut dyn Write) -> Result<Exit, CommandErr
             "--replicas cannot exceed --brokers".to_string(),
         ));
     }
-    let dir = WorkDir::for_logs(args.data_dir.as_deref(), 1, 128)?;
+    let dir = args.output.work_dir(1)?;
     let failed = |error: anyhow::Error| CommandError::failed(format!("{error:#}"));
     let report = measure(args, &dir).map_err(failed)?;
     let mut text = format!(
@@ -113,10 +110,7 @@ pub fn run_idle(args: &IdleArgs, out: &mut dyn Write) -> Result<Exit, CommandErr
         );
     }
     write!(out, "{text}").map_err(CommandError::failed)?;
-    if let Some(path) = &args.json {
-        let json = serde_json::to_string_pretty(&report).map_err(CommandError::failed)?;
-        std::fs::write(path, json).map_err(CommandError::failed)?;
-    }
+    args.output.save(&report).map_err(failed)?;
     Ok(Exit::Done)
 }
 

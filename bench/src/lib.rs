@@ -28,6 +28,7 @@ pub mod record;
 pub mod relay;
 pub mod replicate;
 pub mod report;
+pub mod run_args;
 pub mod schedule;
 pub mod subscribe;
 pub mod transport;

@@ -2,23 +2,21 @@
 //! forwards declares the connection lost, and how long from then until everything that waited is answered.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
-use clap::{Args, Parser};
+use clap::Args;
 use felix_uring::cli::{CommandError, Exit};
 use felix_uring::cluster::Cluster;
 use serde::{Deserialize, Serialize};
 
-use crate::client::{run_load, LoadReport, LoadSpec, Progress, Protocol};
+use crate::client::{run_load, LoadReport, LoadSpec, Progress};
 use crate::cpu::{plan_cpus, usable_cpus, CpuPlan};
 use crate::forward::{metric, read_back_shard, Destination, ForwardArgs};
 use crate::meter::Spread;
-use crate::place::{random_u64, WorkDir};
-use crate::report::write_json;
-use crate::schedule::Pace;
+use crate::place::random_u64;
+use crate::run_args::{OutputArgs, ServeArgs};
 use crate::units::{parse_bytes, parse_duration};
 use crate::verify::Ledger;
 
@@ -64,15 +62,12 @@ pub struct LoseArgs {
     /// The load goes on for this long after the owner is back
     #[arg(long, default_value = "2s", value_parser = parse_duration)]
     pub after: Duration,
-    /// Directory for the brokers' data, on a file system with direct I/O
-    #[arg(long, value_name = "DIR")]
-    pub data_dir: Option<PathBuf>,
-    /// Write the report to a file
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// More flags for every broker started, after "--"
-    #[arg(last = true, value_name = "SERVE FLAGS")]
-    pub serve_flags: Vec<String>,
+    /// Where data and report go.
+    #[command(flatten)]
+    pub output: OutputArgs,
+    /// What the brokers are told beside.
+    #[command(flatten)]
+    pub serve: ServeArgs,
 }
 
 /// One kill.
@@ -109,20 +104,12 @@ pub struct LoseReport {
     pub findings: Vec<String>,
 }
 
-#[derive(Parser)]
-struct Defaults {
-    #[command(flatten)]
-    args: ForwardArgs,
-}
-
 /// Runs the command.
 pub fn run_lose(args: &LoseArgs, out: &mut dyn Write) -> Result<Exit, CommandError> {
     let failed = |error: anyhow::Error| CommandError::failed(format!("{error:#}"));
     let report = measure(args).map_err(failed)?;
     print(&report, out).map_err(CommandError::failed)?;
-    if let Some(path) = &args.json {
-        write_json(path, &report).map_err(failed)?;
-    }
+    args.output.save(&report).map_err(failed)?;
     Ok(match report.clean {
         true => Exit::Done,
         false => Exit::Damaged,
@@ -130,11 +117,11 @@ pub fn run_lose(args: &LoseArgs, out: &mut dyn Write) -> Result<Exit, CommandErr
 }
 
 fn measure(args: &LoseArgs) -> Result<LoseReport> {
-    let mut cluster_args = Defaults::try_parse_from(["felix-bench"])?.args;
-    cluster_args.serve_flags = args.serve_flags.clone();
+    let mut cluster_args = ForwardArgs::of(&[])?;
+    cluster_args.serve = args.serve.clone();
     let plan = plan_cpus(&usable_cpus(), 2, 1);
-    let dir = WorkDir::for_logs(args.data_dir.as_deref(), 1, 128)
-        .map_err(|e| anyhow::anyhow!(e.message))?;
+    let dir = args.output.work_dir(1);
+    let dir = dir.map_err(|e| anyhow::anyhow!(e.message))?;
     let mut destination = Destination::start(&cluster_args, dir.path(), &plan)?;
     let run = random_u64();
     let mut ledger: Option<Ledger> = None;
@@ -173,26 +160,14 @@ fn spec_of(
     first_writer: u32,
 ) -> LoadSpec {
     LoadSpec {
-        run,
-        protocol: Protocol::Felix(destination.names.clone()),
-        targets: destination.targets.clone(),
-        server_name: destination.server_name.clone(),
-        tls: destination.tls.clone(),
         connections: usize::from(args.connections),
-        streams: 1,
         in_flight: usize::from(args.in_flight),
         batch: args.batch,
         payload_bytes: args.payload_bytes as usize,
-        shard_count: destination.shards,
-        keys: destination.keys.clone(),
-        pace: Pace::Closed,
-        warmup: Duration::ZERO,
         // Ended when the round is over.
         duration: 4 * PATIENCE,
-        request_timeout: Duration::from_secs(30),
-        sockets: 1,
-        cpu: Some(plan.client),
         first_writer,
+        ..destination.load_spec(run, plan)
     }
 }
 

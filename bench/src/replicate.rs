@@ -5,7 +5,6 @@
 //! the copies are compared byte for byte.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Result};
@@ -13,12 +12,13 @@ use clap::Args;
 use felix_uring::cli::{CommandError, Exit};
 use serde::Serialize;
 
-use crate::client::{LoadError, LoadReport, LoadSpec, Protocol};
+use crate::client::{LoadError, LoadReport, LoadSpec};
 use crate::cpu::{plan_cpus, usable_cpus, CpuPlan};
 use crate::forward::{compare_copies, drive, Destination, ForwardArgs};
 use crate::meter::LatencySummary;
 use crate::place::{random_u64, WorkDir};
 use crate::report::{describe_host, CopyCounts, Host};
+use crate::run_args::OutputArgs;
 use crate::schedule::Pace;
 use crate::units::{parse_bytes, parse_duration, parse_rate};
 
@@ -51,12 +51,9 @@ pub struct ReplicateArgs {
     /// Records of a batch
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub batch: u32,
-    /// Directory for the brokers' data, on a file system with direct I/O
-    #[arg(long, value_name = "DIR")]
-    pub data_dir: Option<PathBuf>,
-    /// Write the report to a file
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    /// Where data and report go.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// What came of it.
@@ -83,7 +80,7 @@ pub struct ReplicateReport {
 pub fn run_replicate(args: &ReplicateArgs, out: &mut dyn Write) -> Result<Exit, CommandError> {
     let failed = |error: anyhow::Error| CommandError::failed(format!("{error:#}"));
     let plan = plan_cpus(&usable_cpus(), 3, 1);
-    let dir = WorkDir::for_logs(args.data_dir.as_deref(), 1, 128)?;
+    let dir = args.output.work_dir(1)?;
     let report = measure(args, &plan, &dir).map_err(failed)?;
     let rate = report
         .mb_per_s
@@ -104,10 +101,7 @@ pub fn run_replicate(args: &ReplicateArgs, out: &mut dyn Write) -> Result<Exit, 
         );
     }
     write!(out, "{text}").map_err(CommandError::failed)?;
-    if let Some(path) = &args.json {
-        let json = serde_json::to_string_pretty(&report).map_err(CommandError::failed)?;
-        std::fs::write(path, json).map_err(CommandError::failed)?;
-    }
+    args.output.save(&report).map_err(failed)?;
     Ok(
         match report.copies.is_equal() && report.copies.copies == 2 {
             true => Exit::Done,
@@ -169,48 +163,21 @@ fn measure(args: &ReplicateArgs, plan: &CpuPlan, dir: &WorkDir) -> Result<Replic
 
 /// The cluster of `forward --brokers 3 --replicas 3 --direct`.
 fn cluster_args(args: &ReplicateArgs) -> Result<ForwardArgs> {
-    use clap::Parser;
-    #[derive(Parser)]
-    struct Flags {
-        #[command(flatten)]
-        forward: ForwardArgs,
-    }
-    let payload = args.payload_bytes.to_string();
-    let batch = args.batch.to_string();
-    let flags = Flags::try_parse_from([
-        "replicate",
-        "--brokers=3",
-        "--replicas=3",
-        "--direct",
-        "--payload-bytes",
-        &payload,
-        "--batch",
-        &batch,
-    ])?;
-    Ok(flags.forward)
+    let payload = format!("--payload-bytes={}", args.payload_bytes);
+    let batch = format!("--batch={}", args.batch);
+    let flags = ["--brokers=3", "--replicas=3", "--direct", &payload, &batch];
+    Ok(ForwardArgs::of(&flags)?)
 }
 
 fn spec(args: &ReplicateArgs, plan: &CpuPlan, destination: &Destination, run: u64) -> LoadSpec {
     LoadSpec {
-        run,
-        protocol: Protocol::Felix(destination.names.clone()),
-        targets: destination.targets.clone(),
-        server_name: destination.server_name.clone(),
-        tls: destination.tls.clone(),
         connections: 4,
-        streams: 1,
         in_flight: 16,
         batch: args.batch,
         payload_bytes: args.payload_bytes as usize,
-        shard_count: destination.shards,
-        keys: destination.keys.clone(),
-        pace: Pace::Closed,
         warmup: Duration::from_millis(200),
         duration: args.duration,
-        request_timeout: Duration::from_secs(30),
-        sockets: 1,
-        cpu: Some(plan.client),
-        first_writer: 0,
+        ..destination.load_spec(run, plan)
     }
 }
 

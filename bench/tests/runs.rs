@@ -30,6 +30,22 @@ fn run_to_json(dir: &Path, more: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap()
 }
 
+/// The report of a run that must succeed. What stands behind "--" is for the brokers.
+fn command_to_json(line: &str) -> Value {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let json = dir.path().join("run.json");
+    let (line, serve) = line.split_once(" -- ").unwrap_or((line, ""));
+    let mut args: Vec<&str> = line.split_whitespace().collect();
+    args.extend(["--json", json.to_str().unwrap(), "--"]);
+    args.extend(serve.split_whitespace());
+    if serve.is_empty() {
+        args.pop();
+    }
+    let output = bench(&args);
+    assert!(output.status.success(), "{args:?}: {}", text(&output));
+    serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap()
+}
+
 /// Every field scripts rely on is there and of its kind.
 fn check_form(report: &Value) {
     let numbers = "/workload/payload_bytes /workload/batch /workload/connections \
@@ -146,14 +162,7 @@ fn mistakes_end_before_anything_starts() {
 
 /// The report of a run of `subscribe`, whose every delivery was right.
 fn subscribe_to_json(more: &str) -> Value {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let json = dir.path().join("run.json");
-    let line = format!("subscribe {more} --json");
-    let mut args: Vec<&str> = line.split_whitespace().collect();
-    args.push(json.to_str().unwrap());
-    let output = bench(&args);
-    assert!(output.status.success(), "{args:?}: {}", text(&output));
-    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let report = command_to_json(&format!("subscribe {more}"));
     for found in ["missing", "duplicated", "corrupt", "misplaced"] {
         assert_eq!(report["verify"][found], 0, "{report}");
     }
@@ -201,14 +210,9 @@ fn idle_connections_and_subscriptions_are_counted_and_still_there_at_the_end() {
 
 #[test]
 fn puts_stand_beside_publishes_and_every_put_is_accounted_for() {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let json = dir.path().join("puts.json");
-    let line = "cache --beside-publishes --rounds 1 --connections 2 --in-flight 32 --duration 500ms --warmup 100ms --json";
-    let mut args: Vec<&str> = line.split_whitespace().collect();
-    args.push(json.to_str().unwrap());
-    let output = bench(&args);
-    assert!(output.status.success(), "{args:?}: {}", text(&output));
-    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let report = command_to_json(
+        "cache --beside-publishes --rounds 1 --connections 2 --in-flight 32 --duration 500ms --warmup 100ms",
+    );
     for kind in ["puts", "publishes"] {
         assert!(report[kind]["acknowledged"].as_u64() > Some(50), "{report}");
         assert!(
@@ -222,15 +226,10 @@ fn puts_stand_beside_publishes_and_every_put_is_accounted_for() {
 
 #[test]
 fn a_cache_is_watched_while_it_compacts() {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let json = dir.path().join("compaction.json");
-    let line = "cache --compaction --no-probe --duration 3s --warmup 0s --keys 64 --in-flight 16 --value-bytes 8KiB \
-        --mix get=20,put=80 --read-back 10 --json";
-    let mut args: Vec<&str> = line.split_whitespace().collect();
-    args.push(json.to_str().unwrap());
-    let output = bench(&args);
-    assert!(output.status.success(), "{args:?}: {}", text(&output));
-    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let report = command_to_json(
+        "cache --compaction --no-probe --duration 3s --warmup 0s --keys 64 --in-flight 16 --value-bytes 8KiB \
+        --mix get=20,put=80 --read-back 10",
+    );
     assert!(
         report["memory"]["copied_records"].as_u64() > Some(0),
         "{report}"
@@ -245,15 +244,10 @@ fn a_cache_is_watched_while_it_compacts() {
 
 #[test]
 fn a_cache_run_checks_every_answer_and_comes_back_after_a_kill() {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let json = dir.path().join("cache.json");
-    let line = "cache --duration 1s --warmup 100ms --keys 300 --in-flight 16 --probe-duration 200ms --reopen \
-        --mix get=50,put=30,delete=10,add=10 --json";
-    let mut args: Vec<&str> = line.split_whitespace().collect();
-    args.push(json.to_str().unwrap());
-    let output = bench(&args);
-    assert!(output.status.success(), "{args:?}: {}", text(&output));
-    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let report = command_to_json(
+        "cache --duration 1s --warmup 100ms --keys 300 --in-flight 16 --probe-duration 200ms --reopen \
+        --mix get=50,put=30,delete=10,add=10",
+    );
     assert!(
         report["result"]["operations"].as_u64().unwrap() > 50,
         "{report}"
@@ -277,14 +271,7 @@ fn a_cache_run_checks_every_answer_and_comes_back_after_a_kill() {
 
 #[test]
 fn small_publishes_run_beside_large_ones() {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let json = dir.path().join("beside.json");
-    let line = "beside --rounds 1 --duration 500ms --json";
-    let mut args: Vec<&str> = line.split_whitespace().collect();
-    args.push(json.to_str().unwrap());
-    let output = bench(&args);
-    assert!(output.status.success(), "{args:?}: {}", text(&output));
-    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let report = command_to_json("beside --rounds 1 --duration 500ms");
     assert_eq!(report["clean"], true, "{report}");
     // Both loads moved something, and all of it was read back.
     let round = &report["rounds"][0];
@@ -298,21 +285,9 @@ fn small_publishes_run_beside_large_ones() {
 
 #[test]
 fn a_killed_owner_s_waiters_are_released() {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let json = dir.path().join("lose.json");
-    let line = "lose --rounds 2 --connections 2 --in-flight 16 --after 200ms --json";
-    let mut args: Vec<&str> = line.split_whitespace().collect();
-    args.push(json.to_str().unwrap());
-    args.extend([
-        "--",
-        "--peer-idle-timeout-ms",
-        "1200",
-        "--peer-keep-alive-ms",
-        "300",
-    ]);
-    let output = bench(&args);
-    assert!(output.status.success(), "{args:?}: {}", text(&output));
-    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let report = command_to_json(
+        "lose --rounds 2 --connections 2 --in-flight 16 --after 200ms -- --peer-idle-timeout-ms 1200 --peer-keep-alive-ms 300",
+    );
     assert_eq!(report["clean"], true, "{report}");
     let losses = report["losses"].as_array().unwrap();
     assert_eq!(losses.len(), 2, "{report}");
@@ -324,16 +299,6 @@ fn a_killed_owner_s_waiters_are_released() {
         assert!(loss["detected_ms"].as_f64() > Some(500.0), "{report}");
     }
     assert!(report["unknown"].as_u64() > Some(1), "{report}");
-}
-
-fn command_to_json(line: &str) -> Value {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let json = dir.path().join("run.json");
-    let mut args: Vec<&str> = line.split_whitespace().collect();
-    args.extend(["--json", json.to_str().unwrap()]);
-    let output = bench(&args);
-    assert!(output.status.success(), "{args:?}: {}", text(&output));
-    serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap()
 }
 
 #[test]

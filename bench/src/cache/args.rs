@@ -1,6 +1,5 @@
 //! The flags of `cache`.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -8,6 +7,7 @@ use felix_uring::cli::CommandError;
 use serde::{Deserialize, Serialize};
 
 use super::check::VALUE_HEAD_BYTES;
+use crate::run_args::{OutputArgs, ServeArgs};
 use crate::units::{parse_bytes, parse_duration};
 
 /// Flags of `cache`.
@@ -87,15 +87,12 @@ pub struct CacheArgs {
     /// Rounds of each with --beside-publishes
     #[arg(long, default_value_t = 3, value_name = "N")]
     pub rounds: usize,
-    /// Directory for the brokers' data
-    #[arg(long, value_name = "DIR")]
-    pub data_dir: Option<PathBuf>,
-    /// Write the report to a file
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// A flag for the brokers; may be repeated
-    #[arg(long = "serve-flag", value_name = "FLAG", allow_hyphen_values = true)]
-    pub serve_flags: Vec<String>,
+    /// Where data and report go.
+    #[command(flatten)]
+    pub output: OutputArgs,
+    /// What the brokers are told beside.
+    #[command(flatten)]
+    pub serve: ServeArgs,
 }
 
 /// Shares of the operations; need not add up to anything.

@@ -30,9 +30,8 @@ use crate::client::{trust, FelixNames};
 use crate::cpu::{plan_cpus, resident_bytes_of, thread_cpu_seconds, usable_cpus, CpuPlan};
 use crate::forward::spec_of_own;
 use crate::meter::Latency;
-use crate::place::WorkDir;
 use crate::quic::tokio_side::block_on;
-use crate::report::{describe_host, write_json};
+use crate::report::describe_host;
 use crate::transport::{measure, ServerProcess, Shape, Side};
 use load::{Measured, Shared};
 use passes::{effect_of, CompactionEffect, PassWatch};
@@ -57,24 +56,16 @@ pub fn run_cache(args: &CacheArgs, out: &mut dyn Write) -> Result<Exit, CommandE
         usize::from(args.brokers),
         usize::from(args.cores_per_broker),
     );
-    let dir = WorkDir::for_logs(
-        args.data_dir.as_deref(),
-        usize::from(args.cores_per_broker),
-        128,
-    )?;
+    let dir = args.output.work_dir(usize::from(args.cores_per_broker))?;
     if args.beside_publishes {
         let report = puts::run(args, &plan, dir.path()).map_err(failed)?;
         write!(out, "{}", report.render()).map_err(CommandError::failed)?;
-        if let Some(path) = &args.json {
-            write_json(path, &report).map_err(failed)?;
-        }
+        args.output.save(&report).map_err(failed)?;
         return Ok(Exit::Done);
     }
     let report = on_own_cluster(args, &plan, dir.path()).map_err(failed)?;
     write!(out, "{}", report.render()).map_err(CommandError::failed)?;
-    if let Some(path) = &args.json {
-        write_json(path, &report).map_err(failed)?;
-    }
+    args.output.save(&report).map_err(failed)?;
     Ok(match (report.verify.is_clean(), report.result.operations) {
         (false, _) => Exit::Damaged,
         (true, 0) => Exit::Failed,
@@ -194,7 +185,7 @@ fn reopen(
 fn start(args: &CacheArgs, plan: &CpuPlan, dir: &Path) -> Result<Cluster> {
     let (mut spec, owners) = spec_of_own(dir, plan, usize::from(args.brokers))?;
     spec.cores_per_node = usize::from(args.cores_per_broker);
-    spec.extra_args = args.serve_flags.clone();
+    spec.extra_args = args.serve.serve_flags.clone();
     spec.caches = vec![ShardedSpec::new(CACHE, args.shards).led_by(&owners)];
     if args.beside_publishes {
         spec.streams = vec![ShardedSpec::new(CACHE, 1).led_by(&owners)];

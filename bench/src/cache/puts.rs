@@ -152,6 +152,7 @@ fn spec_of(
         request_timeout: std::time::Duration::from_secs(10),
         sockets: 1,
         cpu: Some(plan.client),
+        gives_way: false,
         first_writer,
     })
 }

@@ -130,7 +130,7 @@ pub(super) fn make(args: &CacheArgs, driven: Driven, host: Host) -> CacheReport 
             shards: u64::from(args.shards),
             duration_s: args.duration.as_secs_f64(),
             warmup_s: args.warmup.as_secs_f64(),
-            broker_flags: args.serve_flags.clone(),
+            broker_flags: args.serve.serve_flags.clone(),
         },
         result: CacheResult {
             operations: measured.operations,

@@ -62,6 +62,8 @@ pub struct LoadSpec {
     pub sockets: usize,
     /// The CPU of the core; `None` leaves it to the scheduler.
     pub cpu: Option<usize>,
+    /// Whether it leaves the CPU to whoever wants it: what is measured beside it must not wait for it.
+    pub gives_way: bool,
     /// Number of the first writer; later parts of a run go on from the earlier ones' last.
     pub first_writer: u32,
 }

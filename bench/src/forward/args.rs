@@ -4,12 +4,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Parser, ValueEnum};
 use felix_uring::cli::CommandError;
 use felix_uring::driver::quic::SPIN_BUDGET;
 use felix_uring::limits::{MAX_CLIENT_FRAME_BYTES, MAX_PAYLOADS, MAX_RECORD_BYTES};
 
 use crate::record::RECORD_HEADER_BYTES;
+use crate::run_args::{OutputArgs, ServeArgs};
 use crate::units::{parse_bytes, parse_duration, parse_rate};
 
 /// What the brokers' `--spin-us` is when nobody says.
@@ -115,9 +116,9 @@ pub struct ForwardArgs {
     /// When a record is answered
     #[arg(long, value_enum, default_value = "leader")]
     pub ack: Ack,
-    /// Directory for the brokers' data, on a file system with direct I/O
-    #[arg(long, value_name = "DIR")]
-    pub data_dir: Option<PathBuf>,
+    /// Where data and report go.
+    #[command(flatten)]
+    pub output: OutputArgs,
     /// Leave the data where it is after the run
     #[arg(long)]
     pub keep_data: bool,
@@ -159,18 +160,28 @@ pub struct ForwardArgs {
     /// Name in the running brokers' certificates
     #[arg(long, default_value = "localhost", value_name = "NAME")]
     pub server_name: String,
-    /// Write the report to a file
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
     /// Keep the report under bench/runs, in a file of this name
     #[arg(long, value_name = "NAME")]
     pub record: Option<String>,
-    /// More flags for every broker started, after "--"
-    #[arg(last = true, value_name = "SERVE FLAGS")]
-    pub serve_flags: Vec<String>,
+    /// What the brokers are told beside.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+}
+
+/// The flags by themselves, as commands that start a cluster of their own need them.
+#[derive(Parser)]
+struct Alone {
+    #[command(flatten)]
+    args: ForwardArgs,
 }
 
 impl ForwardArgs {
+    /// The defaults with some flags given.
+    pub fn of(flags: &[&str]) -> Result<Self, clap::Error> {
+        let words = std::iter::once("forward").chain(flags.iter().copied());
+        Ok(Alone::try_parse_from(words)?.args)
+    }
+
     /// What the flags mean together.
     pub fn check(&self) -> Result<(), CommandError> {
         let fail = |text: String| Err(CommandError::usage(text));
@@ -227,7 +238,7 @@ impl ForwardArgs {
 
     /// The brokers' `--spin-us`, which the relay probe has to share.
     pub fn broker_spin_us(&self) -> u64 {
-        broker_spin_us(&self.serve_flags)
+        broker_spin_us(&self.serve.serve_flags)
     }
 
     /// Whether there is never more than one record on its way.

@@ -2,24 +2,25 @@
 //! between the same two brokers busy.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Args, Parser};
+use anyhow::Context;
+use clap::Args;
 use felix_uring::cli::{CommandError, Exit};
 use serde::{Deserialize, Serialize};
 
 use super::args::ForwardArgs;
 use super::cluster::Destination;
 use super::readback::read_back_shard;
-use crate::client::{run_load, LoadReport, LoadSpec, Progress, Protocol};
+use super::stages::{stages, Moment, Stages};
+use crate::client::{run_load, LoadReport, LoadSpec, Progress};
 use crate::cpu::{plan_cpus, usable_cpus, CpuPlan};
 use crate::meter::{LatencySummary, Spread};
-use crate::place::{random_u64, WorkDir};
-use crate::report::{percentiles, write_json};
-use crate::schedule::Pace;
+use crate::place::random_u64;
+use crate::report::percentiles;
+use crate::run_args::{OutputArgs, ServeArgs};
 use crate::units::parse_duration;
 use crate::verify::Ledger;
 
@@ -57,15 +58,12 @@ pub struct BesideArgs {
     /// Large batches unanswered at most
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub large_in_flight: u16,
-    /// Directory for the brokers' data, on a file system with direct I/O
-    #[arg(long, value_name = "DIR")]
-    pub data_dir: Option<PathBuf>,
-    /// Write the report to a file
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// More flags for every broker started, after "--"
-    #[arg(last = true, value_name = "SERVE FLAGS")]
-    pub serve_flags: Vec<String>,
+    /// Where data and report go.
+    #[command(flatten)]
+    pub output: OutputArgs,
+    /// What the brokers are told beside.
+    #[command(flatten)]
+    pub serve: ServeArgs,
 }
 
 /// One round.
@@ -77,6 +75,10 @@ pub struct BesideRound {
     pub beside_us: LatencySummary,
     /// What the large batches moved meanwhile.
     pub large_mb_per_s: f64,
+    /// Where the small ones spent their time, alone.
+    pub alone_stages: Stages,
+    /// The same beside large batches.
+    pub beside_stages: Stages,
 }
 
 /// The report.
@@ -94,19 +96,12 @@ pub struct BesideReport {
     pub clean: bool,
 }
 
-#[derive(Parser)]
-struct Defaults {
-    #[command(flatten)]
-    args: ForwardArgs,
-}
-
 /// Runs the command.
 pub fn run_beside(args: &BesideArgs, out: &mut dyn Write) -> Result<Exit, CommandError> {
     let report = measure(args).map_err(|error| CommandError::failed(format!("{error:#}")))?;
     print(&report, out).map_err(CommandError::failed)?;
-    if let Some(path) = &args.json {
-        write_json(path, &report).map_err(|e| CommandError::failed(format!("{e:#}")))?;
-    }
+    let saved = args.output.save(&report);
+    saved.map_err(|e| CommandError::failed(format!("{e:#}")))?;
     Ok(match report.clean {
         true => Exit::Done,
         false => Exit::Damaged,
@@ -114,12 +109,11 @@ pub fn run_beside(args: &BesideArgs, out: &mut dyn Write) -> Result<Exit, Comman
 }
 
 fn measure(args: &BesideArgs) -> anyhow::Result<BesideReport> {
-    let mut cluster_args = Defaults::try_parse_from(["felix-bench"])?.args;
-    cluster_args.shards = 2;
-    cluster_args.serve_flags = args.serve_flags.clone();
+    let mut cluster_args = ForwardArgs::of(&["--shards=2"])?;
+    cluster_args.serve = args.serve.clone();
     let plan = plan_cpus(&usable_cpus(), 2, 1);
-    let dir = WorkDir::for_logs(args.data_dir.as_deref(), 1, 128)
-        .map_err(|e| anyhow::anyhow!(e.message))?;
+    let dir = args.output.work_dir(1);
+    let dir = dir.map_err(|e| anyhow::anyhow!(e.message))?;
     let mut destination = Destination::start(&cluster_args, dir.path(), &plan)?;
     let mut run = Run {
         args,
@@ -131,11 +125,19 @@ fn measure(args: &BesideArgs) -> anyhow::Result<BesideReport> {
     };
     let mut rounds = Vec::new();
     for _ in 0..args.rounds {
+        let cluster = destination.own.as_ref().context("no cluster of our own")?;
+        let before = Moment::take(cluster)?;
         let alone = run.small(&destination)?;
+        let between = Moment::take(cluster)?;
         let (beside, large) = run.beside(&destination)?;
+        let after = Moment::take(cluster)?;
+        let alone_us = alone.meter.latency().summary();
+        let beside_us = beside.meter.latency().summary();
         rounds.push(BesideRound {
-            alone_us: alone.meter.latency().summary(),
-            beside_us: beside.meter.latency().summary(),
+            alone_stages: stages(&before, &between, alone_us.p50),
+            beside_stages: stages(&between, &after, beside_us.p50),
+            alone_us,
+            beside_us,
             large_mb_per_s: large.meter.bytes() as f64 / large.meter.seconds() / 1e6,
         });
         run.keep_small(alone);
@@ -185,13 +187,8 @@ impl Run<'_> {
         let first_writer = self.next_writer;
         self.next_writer += 16;
         LoadSpec {
-            run: self.run,
-            protocol: Protocol::Felix(destination.names.clone()),
             targets: vec![target],
-            server_name: destination.server_name.clone(),
-            tls: destination.tls.clone(),
             connections: 1,
-            streams: 1,
             in_flight: usize::from(match is_large {
                 true => self.args.large_in_flight,
                 false => self.args.small_in_flight,
@@ -201,15 +198,11 @@ impl Run<'_> {
                 true => LARGE_RECORD_BYTES,
                 false => self.args.small_bytes as usize,
             },
-            shard_count: destination.shards,
-            keys: destination.keys.clone(),
-            pace: Pace::Closed,
             warmup: LEAD,
             duration: self.args.duration + if is_large { 2 * LEAD } else { Duration::ZERO },
-            request_timeout: Duration::from_secs(30),
-            sockets: 1,
-            cpu: Some(self.plan.client),
             first_writer,
+            gives_way: is_large,
+            ..destination.load_spec(self.run, self.plan)
         }
     }
 
@@ -258,15 +251,24 @@ fn keep(kept: &mut Option<Ledger>, report: LoadReport) {
     }
 }
 
+fn told(stages: &Stages) -> String {
+    format!(
+        "medians: client {:.0} us, ingress {:.0} us, link {:.0} us, owner {:.0} us",
+        stages.client_us, stages.ingress_us, stages.link_us, stages.owner_us
+    )
+}
+
 fn print(report: &BesideReport, out: &mut dyn Write) -> std::io::Result<()> {
     for round in &report.rounds {
         writeln!(out, "alone     {}", percentiles(&round.alone_us))?;
+        writeln!(out, "          {}", told(&round.alone_stages))?;
         writeln!(
             out,
             "beside    {}   ({:.0} MB/s of large batches)",
             percentiles(&round.beside_us),
             round.large_mb_per_s
         )?;
+        writeln!(out, "          {}", told(&round.beside_stages))?;
     }
     writeln!(
         out,

@@ -13,8 +13,11 @@ use felix_uring::cluster::{
 use felix_uring::wire::routing::{shard_for_key, Routing};
 
 use super::args::{Ack, ForwardArgs};
-use crate::client::{ask_owners, ask_width, trust, FelixNames, LoadError, ReadPlan, Target};
+use crate::client::{
+    ask_owners, ask_width, trust, FelixNames, LoadError, LoadSpec, Protocol, ReadPlan, Target,
+};
 use crate::cpu::CpuPlan;
+use crate::schedule::Pace;
 
 /// The stream of a cluster of our own.
 const OWN_STREAM: &str = "bench";
@@ -70,7 +73,7 @@ impl Destination {
         let (mut spec, owners) = spec_of_own(dir, plan, brokers)?;
         spec.cores_per_node = usize::from(args.cores_per_broker);
         spec.queue_depth = Some(args.queue_depth);
-        spec.extra_args = args.serve_flags.clone();
+        spec.extra_args = args.serve.serve_flags.clone();
         let mut stream = ShardedSpec::new(OWN_STREAM, args.shards).led_by(&owners);
         stream.replicas = args.replicas;
         stream.consistency = Some(match args.ack {
@@ -170,6 +173,33 @@ impl Destination {
             owner_of: Vec::new(),
             admins,
         })
+    }
+
+    /// A load of batches that are published as answers come, from the load generator's CPU; shape and length
+    /// are the caller's.
+    pub fn load_spec(&self, run: u64, plan: &CpuPlan) -> LoadSpec {
+        LoadSpec {
+            run,
+            protocol: Protocol::Felix(self.names.clone()),
+            targets: self.targets.clone(),
+            server_name: self.server_name.clone(),
+            tls: self.tls.clone(),
+            connections: 1,
+            streams: 1,
+            in_flight: 1,
+            batch: 1,
+            payload_bytes: 0,
+            shard_count: self.shards,
+            keys: self.keys.clone(),
+            pace: Pace::Closed,
+            warmup: Duration::ZERO,
+            duration: Duration::ZERO,
+            request_timeout: Duration::from_secs(30),
+            sockets: 1,
+            cpu: Some(plan.client),
+            gives_way: false,
+            first_writer: 0,
+        }
     }
 
     /// How records are read back over the network.

@@ -9,6 +9,7 @@ mod drive;
 mod path;
 mod readback;
 mod rounds;
+mod stages;
 
 pub use accounts::metric;
 pub use args::{broker_spin_us, Ack, Durability, ForwardArgs, Verify, BROKER_SPIN_US};
@@ -67,7 +68,7 @@ fn files(args: &ForwardArgs) -> impl Iterator<Item = PathBuf> + '_ {
         .record
         .as_ref()
         .map(|name| report::record_dir().join(format!("{name}.json")));
-    args.json.iter().cloned().chain(recorded)
+    args.output.json.iter().cloned().chain(recorded)
 }
 
 /// A run that moved nothing, or cannot prove what it moved, has not succeeded.
@@ -86,7 +87,7 @@ fn verdict(args: &ForwardArgs, report: &RunReport) -> Exit {
 
 fn on_own_cluster(args: &ForwardArgs, plan: &CpuPlan) -> Result<RunReport, CommandError> {
     let mut dir = WorkDir::for_logs(
-        args.data_dir.as_deref(),
+        args.output.data_dir.as_deref(),
         usize::from(args.cores_per_broker),
         args.queue_depth as usize,
     )?;
@@ -190,7 +191,7 @@ fn complete(args: &ForwardArgs, plan: &CpuPlan, report: &mut RunReport, data_dir
         duration_s: args.duration.as_secs_f64(),
         warmup_s: args.warmup.as_secs_f64(),
         rounds: u64::from(args.rounds),
-        broker_flags: args.serve_flags.clone(),
+        broker_flags: args.serve.serve_flags.clone(),
     };
 }
 

@@ -134,6 +134,7 @@ impl<'a> Rounds<'a> {
                 false => SOCKETS,
             },
             cpu: Some(self.plan.client),
+            gives_way: false,
             first_writer: 0,
         }
     }

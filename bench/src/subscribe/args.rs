@@ -1,12 +1,12 @@
 //! The flags of `subscribe`.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use felix_uring::cli::CommandError;
 
 use crate::record::RECORD_HEADER_BYTES;
+use crate::run_args::{OutputArgs, ServeArgs};
 use crate::units::{parse_bytes, parse_duration};
 
 /// Largest payload bytes of a batch; a client frame holds them with room to spare.
@@ -67,15 +67,12 @@ pub struct SubscribeArgs {
     /// With --idle-connections: how long they are left alone
     #[arg(long, default_value = "10s", value_parser = parse_duration)]
     pub quiet: Duration,
-    /// Directory for the broker's data
-    #[arg(long, value_name = "DIR")]
-    pub data_dir: Option<PathBuf>,
-    /// Write the report to a file
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// A flag for the broker; may be repeated
-    #[arg(long = "serve-flag", value_name = "FLAG", allow_hyphen_values = true)]
-    pub serve_flags: Vec<String>,
+    /// Where data and report go.
+    #[command(flatten)]
+    pub output: OutputArgs,
+    /// What the brokers are told beside.
+    #[command(flatten)]
+    pub serve: ServeArgs,
 }
 
 impl SubscribeArgs {

@@ -29,8 +29,8 @@ use felix_uring::cluster::{BrokerProgram, Cluster, ClusterSpec, ShardedSpec, NAM
 use crate::client::{trust, FelixNames, Protocol};
 use crate::cpu::{plan_cpus, usable_cpus, CpuPlan};
 use crate::forward::{broker_spin_us, PathProbe, PathSample};
-use crate::place::{random_u64, WorkDir};
-use crate::report::{describe_host, write_json};
+use crate::place::random_u64;
+use crate::report::describe_host;
 use fan::run_fan;
 use probe::FanoutProcess;
 use spec::{FanReport, FanSpec};
@@ -46,17 +46,17 @@ pub fn run_subscribe(args: &SubscribeArgs, out: &mut dyn Write) -> Result<Exit, 
     let failed = |error: anyhow::Error| CommandError::failed(format!("{error:#}"));
     let cores = usize::from(args.cores_per_broker);
     let plan = plan_cpus(&usable_cpus(), 1, cores);
-    let dir = WorkDir::for_logs(args.data_dir.as_deref(), cores, 128)?;
+    let dir = args.output.work_dir(cores)?;
     let (text, is_clean) = match (args.idle_connections, args.subscriptions) {
         (Some(connections), Some(subscriptions)) => {
             let report = idle::measure(args, connections, subscriptions, &plan, dir.path());
             let report = report.map_err(failed)?;
-            save(args, &report).map_err(failed)?;
+            args.output.save(&report).map_err(failed)?;
             (report.render(), report.verify.is_clean())
         }
         _ => {
             let report = measure(args, &plan, dir.path()).map_err(failed)?;
-            save(args, &report).map_err(failed)?;
+            args.output.save(&report).map_err(failed)?;
             (report.render(), report.verify.is_clean())
         }
     };
@@ -65,13 +65,6 @@ pub fn run_subscribe(args: &SubscribeArgs, out: &mut dyn Write) -> Result<Exit, 
         true => Exit::Done,
         false => Exit::Damaged,
     })
-}
-
-fn save<R: serde::Serialize>(args: &SubscribeArgs, report: &R) -> Result<()> {
-    match &args.json {
-        Some(path) => write_json(path, report),
-        None => Ok(()),
-    }
 }
 
 /// A broker of our own and how to reach it.
@@ -90,7 +83,8 @@ impl Broker {
         spec.cores_per_node = usize::from(args.cores_per_broker);
         spec.cpus = plan.brokers.clone();
         spec.extra_args = flags.iter().map(ToString::to_string).collect();
-        spec.extra_args.extend(args.serve_flags.iter().cloned());
+        spec.extra_args
+            .extend(args.serve.serve_flags.iter().cloned());
         spec.streams = vec![ShardedSpec::new(STREAM, 1).led_by(&[0])];
         let cluster = Cluster::start(&spec)?;
         let names = FelixNames {
@@ -173,7 +167,7 @@ struct Rounds {
 
 fn measure(args: &SubscribeArgs, plan: &CpuPlan, dir: &Path) -> Result<SubscribeReport> {
     let broker = Broker::start(args, plan, dir, &[])?;
-    let spin_us = broker_spin_us(&args.serve_flags);
+    let spin_us = broker_spin_us(&args.serve.serve_flags);
     let probes = match args.no_probe {
         true => None,
         false => {

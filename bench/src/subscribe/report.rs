@@ -131,7 +131,7 @@ pub(super) fn make(args: &SubscribeArgs, all: &Rounds, host: Host) -> SubscribeR
             cores_per_broker: u64::from(args.cores_per_broker),
             duration_s: args.duration.as_secs_f64(),
             warmup_s: args.warmup.as_secs_f64(),
-            broker_flags: args.serve_flags.clone(),
+            broker_flags: args.serve.serve_flags.clone(),
         },
         result: FanoutResult {
             deliveries_per_s: rates.median,
