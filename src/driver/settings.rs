@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use storage_uring::{FaultPlan, Retention, StorageConfig, SyncMethod};
 
-use super::core::{RebuildBudget, Settings};
+use super::core::{bulk_queued_bytes, RebuildBudget, Settings};
 use super::quic::TransportSettings;
 use crate::config::{self, Config, FAULTS_VARIABLE};
 use crate::proto::backoff::BackoffLimits;
@@ -67,8 +67,10 @@ pub(super) fn core_settings(config: &Config) -> Settings {
         spin: config.executor.spin,
         auth_timeout: client.auth_timeout,
         peer_greeting_timeout: peer.connect_timeout,
-        // One group more than are being written, so that the disk never waits for the next piece.
-        bulk_queued_bytes: (config.storage.commits_in_flight + 1) * config.storage.commit_max_bytes,
+        bulk_queued_bytes: bulk_queued_bytes(
+            config.storage.commits_in_flight,
+            config.storage.commit_max_bytes,
+        ),
         peer_inbound_in_flight: peer.inbound_in_flight,
         max_peer_connections: peer.connections,
         max_peer_connections_per_node: peer.connections_per_node,

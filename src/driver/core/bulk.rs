@@ -188,6 +188,20 @@ impl<W> BulkAppend<W> {
     }
 }
 
+/// Bytes on their way to the disk that let no further piece be appended: as many groups as are written at
+/// once. A piece that waits behind them would make what is small wait for it as well.
+pub(in crate::driver) fn bulk_queued_bytes(
+    commits_in_flight: usize,
+    commit_max_bytes: usize,
+) -> usize {
+    commits_in_flight * commit_max_bytes
+}
+
+/// Whether the next piece is appended: little is on its way to the disk, or none was for long.
+fn piece_is_due(queued_bytes: usize, bound_bytes: usize, since_last: Option<Duration>) -> bool {
+    queued_bytes < bound_bytes || since_last.is_none_or(|waited| waited >= LONGEST_WAIT)
+}
+
 impl Core {
     /// Appends the next piece of a large batch, while little is queued for the disk. True when another could be
     /// appended at once.
@@ -207,9 +221,10 @@ impl Core {
         if self.bulk.is_empty() {
             return false;
         }
-        let has_waited = |at: Instant| self.now.saturating_duration_since(at) >= LONGEST_WAIT;
-        self.storage.queued_bytes() < self.settings.bulk_queued_bytes
-            || self.bulk.last_piece_at.is_none_or(has_waited)
+        let last_piece = self.bulk.last_piece_at;
+        let waited = last_piece.map(|at| self.now.saturating_duration_since(at));
+        let queued_bytes = self.storage.queued_bytes();
+        piece_is_due(queued_bytes, self.settings.bulk_queued_bytes, waited)
     }
 
     fn append_piece(&mut self, shard: &Arc<ShardId>) {
@@ -394,6 +409,27 @@ mod tests {
         for why in [AppendRefusal::DiskFull, AppendRefusal::Overloaded] {
             assert_eq!(refused(&mut queue, why), AppendResult::StorageFailed);
         }
+    }
+
+    /// What is small waits for the groups being written and never for a piece behind them; nor can many small
+    /// ones keep a large one away.
+    #[test]
+    fn pieces_do_not_queue_up_behind_the_groups_being_written_nor_wait_for_ever() {
+        const GROUP: usize = 1 << 20;
+        for commits_in_flight in 1..=4 {
+            let bound = bulk_queued_bytes(commits_in_flight, GROUP);
+            let mut queued = 0;
+            while piece_is_due(queued, bound, Some(Duration::ZERO)) {
+                queued += GROUP;
+            }
+            // All that can be written is being written, and nothing waits.
+            assert_eq!(queued, commits_in_flight * GROUP);
+        }
+        let almost = LONGEST_WAIT - Duration::from_micros(1);
+        let bound = bulk_queued_bytes(2, GROUP);
+        assert!(!piece_is_due(usize::MAX, bound, Some(almost)));
+        assert!(piece_is_due(usize::MAX, bound, Some(LONGEST_WAIT)));
+        assert!(piece_is_due(usize::MAX, bound, None));
     }
 
     #[test]

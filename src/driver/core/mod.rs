@@ -72,6 +72,7 @@ use super::quic::{
 };
 use slots::Slots;
 
+pub(in crate::driver) use bulk::bulk_queued_bytes;
 pub use message::{Control, LaneMsg};
 pub use ship::RebuildBudget;
 pub use stop::CoreEnd;
