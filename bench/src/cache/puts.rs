@@ -16,7 +16,7 @@ use super::args::CacheArgs;
 use super::session::{connect, CachePlan, Session};
 use super::{start, CACHE, TOKEN_TTL};
 use crate::client::{key_of_put, trust, FelixNames, LoadSpec, Protocol, Target, KEYS_OF_A_WRITER};
-use crate::cpu::{process_cpu_seconds_of, CpuPlan};
+use crate::cpu::{process_cpu_seconds_of, CpuPlan, CpuShare};
 use crate::forward::{drive, Edge};
 use crate::meter::{Latency, LatencySummary, Spread};
 use crate::place::random_u64;
@@ -152,7 +152,7 @@ fn spec_of(
         request_timeout: std::time::Duration::from_secs(10),
         sockets: 1,
         cpu: Some(plan.client),
-        gives_way: false,
+        share: CpuShare::Usual,
         first_writer,
     })
 }

@@ -23,7 +23,7 @@ use shard_executor::rt;
 
 use super::lanes::{Conn, Op, Phase, Slot};
 use super::spec::{LoadError, LoadReport, LoadSpec, Progress, Tally};
-use crate::cpu::{give_way, thread_cpu_seconds};
+use crate::cpu::thread_cpu_seconds;
 use crate::meter::Meter;
 use crate::record::RecordMaker;
 use crate::schedule::Schedule;
@@ -45,9 +45,8 @@ pub fn run_load(
     core.name = "load".into();
     let setup = |error: &dyn std::fmt::Display| LoadError::Setup(error.to_string());
     let handle = rt::spawn_core(core, move || async move {
-        if spec.gives_way {
-            give_way().map_err(|error| LoadError::Setup(error.to_string()))?;
-        }
+        let shared = spec.share.apply();
+        shared.map_err(|error| LoadError::Setup(error.to_string()))?;
         match Load::new(spec, progress) {
             Ok(load) => load.run(&stop).await,
             Err(error) => Err(error),

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::speak::Protocol;
+use crate::cpu::CpuShare;
 use crate::meter::Meter;
 use crate::schedule::{Pace, ScheduleReport};
 use crate::verify::Ledger;
@@ -62,8 +63,8 @@ pub struct LoadSpec {
     pub sockets: usize,
     /// The CPU of the core; `None` leaves it to the scheduler.
     pub cpu: Option<usize>,
-    /// Whether it leaves the CPU to whoever wants it: what is measured beside it must not wait for it.
-    pub gives_way: bool,
+    /// How it shares that CPU.
+    pub share: CpuShare,
     /// Number of the first writer; later parts of a run go on from the earlier ones' last.
     pub first_writer: u32,
 }

@@ -16,7 +16,7 @@ use super::cluster::Destination;
 use super::readback::read_back_shard;
 use super::stages::{stages, Moment, Stages};
 use crate::client::{run_load, LoadReport, LoadSpec, Progress};
-use crate::cpu::{plan_cpus, usable_cpus, CpuPlan};
+use crate::cpu::{plan_cpus, usable_cpus, CpuPlan, CpuShare};
 use crate::meter::{LatencySummary, Spread};
 use crate::place::random_u64;
 use crate::report::percentiles;
@@ -75,6 +75,8 @@ pub struct BesideRound {
     pub beside_us: LatencySummary,
     /// What the large batches moved meanwhile.
     pub large_mb_per_s: f64,
+    /// Records of large batches acknowledged, from before the small ones to after them.
+    pub large_records: u64,
     /// Where the small ones spent their time, alone.
     pub alone_stages: Stages,
     /// The same beside large batches.
@@ -138,6 +140,7 @@ fn measure(args: &BesideArgs) -> anyhow::Result<BesideReport> {
             beside_stages: stages(&between, &after, beside_us.p50),
             alone_us,
             beside_us,
+            large_records: large.tally.acked * u64::from(LARGE_BATCH),
             large_mb_per_s: large.meter.bytes() as f64 / large.meter.seconds() / 1e6,
         });
         run.keep_small(alone);
@@ -201,7 +204,10 @@ impl Run<'_> {
             warmup: LEAD,
             duration: self.args.duration + if is_large { 2 * LEAD } else { Duration::ZERO },
             first_writer,
-            gives_way: is_large,
+            share: match is_large {
+                true => CpuShare::GivesWay,
+                false => CpuShare::ComesSoon,
+            },
             ..destination.load_spec(self.run, self.plan)
         }
     }

@@ -16,7 +16,7 @@ use super::args::{Ack, ForwardArgs};
 use crate::client::{
     ask_owners, ask_width, trust, FelixNames, LoadError, LoadSpec, Protocol, ReadPlan, Target,
 };
-use crate::cpu::CpuPlan;
+use crate::cpu::{CpuPlan, CpuShare};
 use crate::schedule::Pace;
 
 /// The stream of a cluster of our own.
@@ -197,7 +197,7 @@ impl Destination {
             request_timeout: Duration::from_secs(30),
             sockets: 1,
             cpu: Some(plan.client),
-            gives_way: false,
+            share: CpuShare::Usual,
             first_writer: 0,
         }
     }

@@ -11,7 +11,7 @@ use super::cluster::Destination;
 use super::drive::{drive, Edge};
 use super::path::{one_outstanding, PathProbe, PathSample};
 use crate::client::{trust, LoadError, LoadReport, LoadSpec, Protocol, Tally, Target};
-use crate::cpu::CpuPlan;
+use crate::cpu::{CpuPlan, CpuShare};
 use crate::meter::{Latency, SeriesPoint, Spread};
 use crate::place::random_u64;
 use crate::relay::{RelayPair, RelayPlan};
@@ -134,7 +134,7 @@ impl<'a> Rounds<'a> {
                 false => SOCKETS,
             },
             cpu: Some(self.plan.client),
-            gives_way: false,
+            share: CpuShare::Usual,
             first_writer: 0,
         }
     }
