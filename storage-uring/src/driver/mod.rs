@@ -149,6 +149,14 @@ impl Storage {
         self.shared.completions.clone()
     }
 
+    /// What recovery found wrong with a log; `None` for one that can be used. A log with damage takes nothing
+    /// but [`ControlEvent::Place`], which gives up all it held and begins it anew: for an owner that has its
+    /// records elsewhere.
+    pub fn damage(&self, log: LogRef) -> Option<String> {
+        let core = self.shared.core.borrow();
+        core.machine.damage(log).map(str::to_owned)
+    }
+
     /// One past the last appended record, durable or not.
     pub fn tail(&self, log: LogRef) -> u64 {
         self.shared.core.borrow().machine.tail(log)

@@ -82,12 +82,14 @@ impl CommitMachine {
         time_us: u64,
         now_us: u64,
     ) -> Result<(), AppendError> {
+        self.check_working()?;
+        if let (ControlEvent::Place(base), true) = (event, self.damage(log).is_some()) {
+            return self.begin_anew(log, base, time_us, now_us);
+        }
         self.check_usable(log)?;
         self.check_event(log, event)?;
         self.check_queue(RECORD_HEADER_BYTES)?;
-        let room = self.check_space(RECORD_HEADER_BYTES, 0);
-        self.stats.refused_disk_full += u64::from(room.is_err());
-        room?;
+        self.check_space_for_event(RECORD_HEADER_BYTES)?;
         let state = self.logs.get(log);
         let tail = state.tail;
         let is_known =
@@ -152,10 +154,15 @@ impl CommitMachine {
         }
     }
 
-    fn check_usable(&mut self, log: LogRef) -> Result<(), AppendError> {
-        if matches!(self.health, Health::Failed(_)) || self.close_requested {
-            return Err(AppendError::Failed);
+    fn check_working(&self) -> Result<(), AppendError> {
+        match matches!(self.health, Health::Failed(_)) || self.close_requested {
+            true => Err(AppendError::Failed),
+            false => Ok(()),
         }
+    }
+
+    fn check_usable(&self, log: LogRef) -> Result<(), AppendError> {
+        self.check_working()?;
         if self.logs.get(log).damage.is_some() {
             return Err(AppendError::Damaged);
         }
@@ -190,7 +197,7 @@ impl CommitMachine {
         }
     }
 
-    fn check_queue(&mut self, total: usize) -> Result<(), AppendError> {
+    pub(super) fn check_queue(&mut self, total: usize) -> Result<(), AppendError> {
         if self.queued_bytes > 0 && self.queued_bytes + total > self.config.max_queued_bytes {
             self.stats.refused_overloaded += 1;
             return Err(AppendError::Overloaded);
@@ -209,6 +216,13 @@ impl CommitMachine {
             return Err(AppendError::DiskFull);
         }
         Ok(())
+    }
+
+    /// Whether the segments at hand have room for an event of `len` bytes; counts a refusal.
+    pub(super) fn check_space_for_event(&mut self, len: usize) -> Result<(), AppendError> {
+        let room = self.check_space(len, 0);
+        self.stats.refused_disk_full += u64::from(room.is_err());
+        room
     }
 
     /// Whether an event of `len` bytes can be queued now.

@@ -551,6 +551,7 @@ impl CommitMachine {
                     if pending.change.cuts_from().is_some() {
                         state.on_cut_over();
                     }
+                    state.damage = pending.damage_before.or(state.damage.take());
                 }
             }
             state.tail = extent.tail_before;

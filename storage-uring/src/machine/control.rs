@@ -30,7 +30,8 @@ pub(crate) const fn number_after(number: u32) -> u32 {
 pub enum ControlEvent<'a> {
     /// Cut the log back to this tail; history entries that start at or above it go.
     Truncate(u64),
-    /// Drop every record and start the log at this offset. The accepted generation stays, history goes.
+    /// Drop every record and start the log at this offset. The accepted generation stays, history goes. The
+    /// one event that a log takes in which recovery found damage: it is whole from here on.
     Place(u64),
     /// Give up everything below this offset.
     Base(u64),

@@ -5,6 +5,7 @@
 //! the segment's sequence and the durable mark known.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::control::{number_after, Change};
 use super::logs::{prefetch, LogRef, LogTable};
@@ -68,6 +69,8 @@ pub(crate) struct PendingChange {
     pub accepted_before: u64,
     pub base_before: u64,
     pub changes_before: u32,
+    /// What was wrong with the log that it makes begin anew.
+    pub damage_before: Option<Arc<str>>,
 }
 
 /// Somebody waiting for an append to become durable.
@@ -242,6 +245,7 @@ impl OpenGroup {
             accepted_before,
             base_before,
             changes_before,
+            damage_before: None,
         });
     }
 

@@ -119,6 +119,11 @@ pub(crate) struct LogState {
 impl LogState {
     fn new(name: &LogName, seed: LogSeed) -> Self {
         let encoded_name = name.encode().into_boxed_slice();
+        let mut seed = seed;
+        if seed.damage.is_some() {
+            // The event that accepted the newest generation may be what was lost. A record names one, too.
+            seed.control.accepted = seed.control.accepted.max(seed.generation);
+        }
         Self {
             id: LogId::of_encoded(&encoded_name),
             name: Rc::new(name.clone()),

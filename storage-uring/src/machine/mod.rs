@@ -10,6 +10,7 @@
 //! - INV-S3: positions in a segment are used at most once; undoing groups abandons the rest of the segment.
 //! - INV-S4: bytes queued and in flight never exceed `max_queued_bytes` by more than one batch.
 
+mod anew;
 mod append;
 mod commit;
 pub(crate) mod control;
@@ -304,6 +305,11 @@ impl CommitMachine {
     /// The name of a log.
     pub fn log_name(&self, log: LogRef) -> &LogName {
         &self.logs.get(log).name
+    }
+
+    /// What recovery found wrong with a log; `None` for one that can be used.
+    pub fn damage(&self, log: LogRef) -> Option<&str> {
+        self.logs.get(log).damage.as_deref()
     }
 
     /// One past the last appended record, durable or not.

@@ -5,6 +5,7 @@
 //! covers. What is left is given to the real recovery.
 
 mod against_plain;
+mod anew;
 mod damage;
 mod damaged_copies;
 mod faults;
