@@ -87,6 +87,11 @@ impl Core {
             let Ok(opened) = opened else {
                 return;
             };
+            let damage = self.storage.damage(opened).filter(|_| logs.is_empty());
+            if let Some(damage) = damage {
+                // Not a record of it may be shown to anybody, and nobody may compare with it.
+                return self.refuse_to_lead(shard, format!("its log is damaged: {damage}"));
+            }
             logs.push((*log, opened));
         }
         let Some(shard_ref) = shard_ref(shard, assigned.generation) else {
@@ -161,33 +166,29 @@ impl Core {
         }
     }
 
-    /// Writes that were on their way when their shard was lost may not be acknowledged. Neither may those
-    /// that are durable by now and whose completions have not been looked at.
+    /// Writes that were on their way when their shard was lost may not be acknowledged, companion logs'
+    /// included.
     fn note_lost_logs(&mut self, routes: &RouteTable) {
         let main = self.logs.iter().map(|(shard, open)| (shard, open.log));
         let companions = self.caches.iter();
         let companions = companions.map(|((shard, _), state)| (shard, state.log));
-        for (shard, log) in main.chain(companions) {
-            if !routes.shard(shard).is_some_and(|route| route.is_local) {
-                self.shipping.lost.insert(log);
-            }
-        }
+        let is_led = |shard: &ShardId| routes.shard(shard).is_some_and(|route| route.is_local);
+        let logs = main.chain(companions);
+        let logs = logs.map(|(shard, log)| (log, is_led(shard)));
+        self.shipping.lost.after_catalog(logs);
     }
 
     /// Whether an append that has become durable belongs to a shard that was lost meanwhile.
     pub(in crate::driver::core) fn was_lost(&self, log: LogRef) -> bool {
-        self.shipping.lost.contains(&log)
+        self.shipping.lost.contains(log)
     }
 
-    /// Every completion that was there has been looked at: lost logs without writes on their way are done
-    /// with. Not sooner, because several writes become durable together.
+    /// Every completion that was there has been looked at.
     pub(in crate::driver::core) fn forget_settled_losses(&mut self) {
-        if self.shipping.lost.is_empty() {
-            return;
-        }
         let storage = &self.storage;
         // Not merely without records on their way: a new leader's cut may have dropped them from the tail already.
-        self.shipping.lost.retain(|log| !storage.is_settled(*log));
+        let is_settled = |log| storage.is_settled(log);
+        self.shipping.lost.on_completions_looked_at(is_settled);
     }
 
     /// Makes the machine of the shard's generation, once its logs are quiet: what an earlier role
@@ -255,7 +256,7 @@ impl Core {
             .unwrap_or_default();
         for log in logs {
             self.shipping.batches.forget(log);
-            self.shipping.lost.remove(&log);
+            self.shipping.lost.remove(log);
         }
     }
 

@@ -4,6 +4,7 @@
 //! * [`assign`]: which shards are led, and the change from one assignment to the next;
 //! * this file: what a machine decides is carried out;
 //! * [`lane`]: what is on its way to each broker, and the answers;
+//! * [`losses`]: writes that may not be acknowledged any more;
 //! * [`wait`]: writes and cache reads that wait for a majority;
 //! * [`show`]: what operators are told.
 //!
@@ -26,10 +27,11 @@ mod batch;
 mod exchange;
 mod lane;
 mod line;
+mod losses;
 mod show;
 mod wait;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
@@ -50,6 +52,7 @@ use super::Core;
 use batch::RecentBatches;
 use exchange::ShipAsk;
 use lane::{Lane, ShipRead};
+use losses::Losses;
 use wait::QuorumWaiter;
 
 pub(super) use exchange::ShipToken;
@@ -125,8 +128,7 @@ pub(super) struct Shipping {
     settling: Vec<LedIdx>,
     /// Shards this broker may not lead at the generation the catalog names.
     refused: HashMap<Arc<ShardId>, ShardFailure>,
-    /// Logs of lost shards with writes still on their way.
-    lost: HashSet<LogRef>,
+    lost: Losses<LogRef>,
     lanes: HashMap<NodeId, Lane>,
     dirty_lanes: Vec<NodeId>,
     asks: Slots<ShipAsk>,
