@@ -9,6 +9,7 @@ mod client_input;
 mod client_protocol;
 mod companions;
 mod connection_ends;
+mod damaged_copy;
 mod dead_peer;
 mod dialler_matrix;
 mod failover;

@@ -50,6 +50,8 @@ struct Copy {
     machine: FollowerLog,
     /// Set when this broker ceased to follow the shard; the copy stays until everything is answered.
     is_retired: bool,
+    /// Where what retention must keep begins, as the storage was told last.
+    bound: Option<u64>,
 }
 
 /// Who asked.
@@ -141,6 +143,7 @@ impl Core {
                 _ => FollowerLog::new(self.me.clone(), view).taking_base(),
             },
             is_retired: false,
+            bound: None,
         });
         self.followers.by_key.insert(key.clone(), copy);
         self.metrics
@@ -223,7 +226,9 @@ impl Core {
             let replicas = self.routes.shard(&copy.key.shard);
             let replicas = replicas.map_or(usize::MAX, |route| route.replicas.len());
             let bound = follower_bound(replicas, matched);
-            self.storage.set_retention_bound(log, bound);
+            if copy.bound.replace(bound) != Some(bound) {
+                self.storage.set_retention_bound(log, bound);
+            }
         }
     }
 
@@ -389,10 +394,19 @@ impl Core {
         let Some(copy) = self.followers.copies.get_mut(number) else {
             return;
         };
-        match copy.log {
-            Some(log) => copy.machine.on_state(log_state(&self.storage.state(log))),
-            None => copy.machine.on_broken(Generation(0)),
-        }
+        let Some(log) = copy.log else {
+            return copy.machine.on_unusable();
+        };
+        let found = log_state(&self.storage.state(log));
+        let Some(damage) = self.storage.damage(log) else {
+            return copy.machine.on_state(found);
+        };
+        // The event that accepted the newest generation may be what was lost; the shard's other logs accepted
+        // it as well.
+        let of_shard = self.state.accepted(&copy.key.shard);
+        copy.machine
+            .on_broken(found.accepted.max(of_shard.unwrap_or(Generation(0))));
+        tracing::error!(log = %copy.key, damage, "the copy is damaged; it waits until its leader has it made anew");
     }
 
     /// A new catalog is in force: every copy learns its new assignment.
@@ -408,6 +422,7 @@ impl Core {
                 continue;
             };
             copy.machine.on_view(view);
+            copy.bound = None;
             if !follows && !copy.is_retired {
                 copy.is_retired = true;
                 self.followers.by_key.remove(&key);

@@ -41,7 +41,9 @@ impl FollowerLog {
     fn authorise(&self, request: &FollowerRequest) -> Result<(), Refusal> {
         let accepted = match self.health {
             LogHealth::Opening => None,
-            LogHealth::Open | LogHealth::Poisoned | LogHealth::Broken => Some(self.at.accepted),
+            LogHealth::Open | LogHealth::Poisoned | LogHealth::Broken | LogHealth::Unusable => {
+                Some(self.at.accepted)
+            }
         };
         let (me, view) = (&self.me, self.view.as_ref());
         authority(me, view, accepted, &request.sender, request.generation)
@@ -53,7 +55,13 @@ impl FollowerLog {
             LogHealth::Open => Ok(()),
             LogHealth::Opening => Err((PeerCode::Unavailable, "the log is opening")),
             LogHealth::Broken if is_rebuild => Ok(()),
-            LogHealth::Broken => Err((PeerCode::StorageFailed, "the log is damaged")),
+            // The one answer after which a leader considers to have the copy made anew. What was stored here
+            // is not known any more to be what that leader wrote.
+            LogHealth::Broken => Err((
+                PeerCode::LogConflict,
+                "the copy is damaged and has to be made anew",
+            )),
+            LogHealth::Unusable => Err((PeerCode::StorageFailed, "the log cannot be opened")),
             LogHealth::Poisoned => Err((
                 PeerCode::StorageFailed,
                 "a sync of the log failed; it is closed until the next start",

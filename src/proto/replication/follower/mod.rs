@@ -17,7 +17,7 @@
 //! * I19, I20: only records of an older generation are dropped, from its start on at most, and never one
 //!   that this generation's leader agreed with.
 //! * I21: only a rebuild gives a log up, and what it holds stays until the leader's own bytes replace it: a
-//!   leader that is lost meanwhile has cost no copy of anything.
+//!   leader that is lost meanwhile has cost no copy of anything. A damaged one is given up whole.
 
 mod action;
 mod checks;
@@ -51,8 +51,10 @@ pub enum LogHealth {
     Open,
     /// A sync on it failed since the process started.
     Poisoned,
-    /// Recovery refused to open it.
+    /// Recovery found damage in it: nothing it says counts, and it can only be made anew.
     Broken,
+    /// It cannot be opened at all on this broker.
+    Unusable,
 }
 
 /// How a follower's log stands; for `/status`, metrics and tests.
@@ -228,12 +230,22 @@ impl FollowerLog {
         }
     }
 
-    /// How far the log is known to equal that of the leader this broker reads in its catalog now; `None`
-    /// when it was compared with a former one only.
+    /// How far the log is known to equal that of the leader this broker reads in its catalog now, if it holds
+    /// a record that this leader wrote in its unbroken run; `None` when it was compared with a former one only.
+    ///
+    /// Without such a record whoever leads next may lack what the two of them agree in: a dead leader's suffix
+    /// carries a higher generation than records that were only inherited.
     pub fn matched_with_leader(&self) -> Option<u64> {
         let generation = self.view.as_ref()?.generation;
         let matched = self.matched.as_ref()?;
-        matched.mark.filter(|_| matched.generation == generation)
+        let newest = self
+            .at
+            .history
+            .generation_of(self.at.tail.checked_sub(1)?)?;
+        let is_of_its_run = newest >= self.leader_since;
+        matched
+            .mark
+            .filter(|_| matched.generation == generation && is_of_its_run)
     }
 
     /// Whether no request waits for an answer.
@@ -274,15 +286,26 @@ impl FollowerLog {
         }
     }
 
-    /// Recovery refused the log; `accepted` is what is still known of its accepted generation.
+    /// Recovery found damage in the log; `accepted` is what is still known of its accepted generation. Its
+    /// leader is told that the copy is no copy of its log, and may have it made anew.
     pub fn on_broken(&mut self, accepted: Generation) {
+        self.cannot_be_read(accepted);
+        self.health = LogHealth::Broken;
+    }
+
+    /// The log cannot be opened on this broker, whatever its leader asks.
+    pub fn on_unusable(&mut self) {
+        self.cannot_be_read(Generation(0));
+        self.health = LogHealth::Unusable;
+    }
+
+    fn cannot_be_read(&mut self, accepted: Generation) {
         self.at = LogState {
             accepted,
             ..LogState::default()
         };
-        self.matched = None;
+        (self.matched, self.given_up) = (None, None);
         self.resync = None;
-        self.health = LogHealth::Broken;
     }
 
     /// The log is being closed: everything is refused as unavailable from here on.

@@ -27,15 +27,16 @@ pub struct Positions {
 /// What is known at the first contact with the leader of `generation`, from the log alone.
 ///
 /// When the newest records came under that very generation, everything was compared before they were
-/// written; a log without records has nothing to compare.
+/// written. A log that begins at 0 and holds nothing has nothing to compare. One that begins later and is
+/// empty has: records below its base that this leader wrote were never here, and may not be vouched for.
 pub fn mark_at_first_contact(
     base: u64,
     tail: u64,
     newest: Option<Newest>,
     generation: Generation,
 ) -> Option<u64> {
-    if base == tail {
-        return Some(base);
+    if base == tail && base == 0 {
+        return Some(0);
     }
     (newest?.generation == generation).then_some(tail)
 }
@@ -58,6 +59,13 @@ pub fn overlap(at: &Positions, first: u64, end: u64) -> Range<u64> {
     from..end.min(at.tail).max(from)
 }
 
+/// Whether a batch `[first, end)` reaches below what this copy begins with and nothing has shown yet that its
+/// leader ever had what was given up there: the leader's log may have ended before, and what it wrote at those
+/// offsets since was never here. Such a batch proves nothing unless part of it can be compared.
+pub fn is_below_the_unknown(at: &Positions, first: u64, end: u64) -> bool {
+    first < at.base && at.match_mark < Some(at.base) && overlap(at, first, end).is_empty()
+}
+
 /// Why records from `at` on may not be dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Undroppable {
@@ -69,6 +77,9 @@ pub enum Undroppable {
     Agreed,
     /// A majority holds that record.
     BelowCommit,
+    /// It is the first record held of a log whose head was given up: not one record shows that this leader
+    /// had the head.
+    NothingAgreed,
 }
 
 /// Whether a difference at `difference` under `generation` may be repaired by dropping everything from
@@ -92,7 +103,17 @@ pub fn droppable(
     if difference < at.commit {
         return Err(Undroppable::BelowCommit);
     }
+    if difference == at.base && at.base > 0 && at.match_mark < Some(at.base) {
+        return Err(Undroppable::NothingAgreed);
+    }
     Ok(())
+}
+
+/// Whether this copy once held records, has given up all of them, and nothing shows that this leader ever had
+/// them. There is nothing left to compare: only a new copy can be vouched for.
+pub fn has_nothing_to_show(at: &Positions) -> bool {
+    let is_empty = at.base == at.tail && at.base > 0;
+    is_empty && at.newest.is_some() && at.match_mark < Some(at.base)
 }
 
 #[cfg(test)]
@@ -123,6 +144,8 @@ mod tests {
         let cases = [
             (at(0, 0, Some(0), None), 0),
             (at(7, 7, Some(7), None), 7),
+            (at(7, 7, None, None), 7),
+            (at(7, 7, None, newest(2, 5, 3)), 7),
             (at(0, 13, None, newest(2, 10, 10)), 9),
             (at(0, 13, Some(11), newest(2, 10, 10)), 11),
             (at(0, 13, None, newest(1, 0, 0)), 0),
@@ -189,9 +212,61 @@ mod tests {
     }
 
     #[test]
+    fn what_a_copy_begins_with_is_nothing_it_can_repair() {
+        let inside = at(10, 20, None, newest(2, 5, 5));
+        let drop = |p: &Positions, d| droppable(p, Generation(3), d);
+        assert_eq!(drop(&inside, 10), Err(Undroppable::NothingAgreed));
+        assert_eq!(drop(&inside, 11), Ok(()), "one record was equal");
+        let vouched = at(10, 20, Some(10), newest(2, 5, 5));
+        assert_eq!(
+            drop(&vouched, 10),
+            Ok(()),
+            "the leader said that it begins here"
+        );
+        let whole = at(0, 20, None, newest(2, 0, 0));
+        assert_eq!(drop(&whole, 0), Ok(()), "nothing was given up");
+        let given_up = |mark| Positions {
+            is_given_up: true,
+            ..at(10, 20, Some(mark), newest(3, 5, 5))
+        };
+        assert_eq!(drop(&given_up(10), 10), Ok(()));
+        assert_eq!(drop(&given_up(4), 10), Err(Undroppable::NothingAgreed));
+    }
+
+    #[test]
+    fn a_batch_below_a_copy_is_no_evidence_about_it() {
+        let unknown = at(10, 20, None, newest(2, 5, 5));
+        for (first, end, is_below) in [(5, 8, true), (5, 10, true), (9, 11, false), (10, 12, false)]
+        {
+            assert_eq!(
+                is_below_the_unknown(&unknown, first, end),
+                is_below,
+                "{first}..{end}"
+            );
+        }
+        let empty = at(10, 10, None, None);
+        assert!(is_below_the_unknown(&empty, 9, 12));
+        assert!(!is_below_the_unknown(&empty, 10, 12));
+        let vouched = at(10, 20, Some(10), newest(2, 5, 5));
+        assert!(!is_below_the_unknown(&vouched, 5, 8));
+        assert!(!is_below_the_unknown(&at(0, 0, Some(0), None), 0, 0));
+        assert!(has_nothing_to_show(&at(10, 10, None, newest(2, 5, 5))));
+        assert!(!has_nothing_to_show(&empty), "placed, and never held any");
+        assert!(!has_nothing_to_show(&unknown));
+        assert!(!has_nothing_to_show(&at(10, 10, Some(10), newest(2, 5, 5))));
+    }
+
+    #[test]
     fn first_contact_knows_its_own_generation_and_an_empty_log() {
         let mark = mark_at_first_contact;
-        assert_eq!(mark(4, 4, None, Generation(3)), Some(4));
+        assert_eq!(mark(0, 0, None, Generation(3)), Some(0));
+        assert_eq!(mark(4, 4, newest(3, 2, 2), Generation(3)), Some(4));
+        assert_eq!(mark(4, 4, newest(2, 2, 2), Generation(3)), None);
+        assert_eq!(
+            mark(4, 4, None, Generation(3)),
+            None,
+            "its head was never here"
+        );
         assert_eq!(mark(0, 9, newest(3, 5, 5), Generation(3)), Some(9));
         assert_eq!(mark(0, 9, newest(2, 5, 5), Generation(3)), None);
         assert_eq!(mark(0, 9, None, Generation(3)), None);

@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::position::{droppable, highest_start, overlap, Undroppable};
+use super::position::{
+    droppable, has_nothing_to_show, highest_start, is_below_the_unknown, overlap, Undroppable,
+};
 use super::{
     Change, Current, DiskWork, FollowerAction, FollowerLog, FollowerNote, FollowerRequest,
     OwedAnswer, Stage, StoredReadError,
@@ -24,10 +26,12 @@ impl FollowerLog {
         if range.start > highest {
             return self.owe_gap(&request, highest);
         }
-        if range.end < at.base && at.match_mark < Some(at.base) {
-            // What it is about was given up here, and nobody has shown yet that this leader ever had what
-            // this copy begins with: its log may end before.
+        if is_below_the_unknown(&at, range.start, range.end) {
             return self.owe_gap(&request, at.base);
+        }
+        if has_nothing_to_show(&at) {
+            let detail = "all this copy held was given up under an older leader";
+            return self.refuse(&request, PeerCode::LogConflict, detail);
         }
         if payloads.is_empty() {
             return self.decide_probe(&request, range.start);
@@ -47,8 +51,13 @@ impl FollowerLog {
         if is_matched {
             return self.owe(request, OwedAnswer::Matched);
         }
-        if first > self.at.base {
+        let at = &self.at;
+        if first > at.base {
             return self.owe_gap(request, first - 1);
+        }
+        if at.base > 0 && at.base < at.tail {
+            // What was given up below may be another leader's; the first record held shows it, or does not.
+            return self.owe_gap(request, at.base);
         }
         let answer = ReplicateAnswer::Ok {
             durable_offset: first,

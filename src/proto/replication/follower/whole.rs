@@ -13,6 +13,8 @@ impl FollowerLog {
         if self.at.base == self.at.tail {
             // An empty log has nothing to keep.
             if is_there && self.at.history.is_empty() {
+                // The leader has nothing below, either.
+                self.match_from(&request, base);
                 return self.owe_ok(&request, base);
             }
             return self.wait(request, Stage::AwaitQuiet(Change::Bootstrap { base }));
@@ -109,7 +111,8 @@ impl FollowerLog {
             self.start(DiskWork::RaiseBase { generation, base });
         }
         self.note(FollowerNote::Rebuilt { base, records });
-        self.match_from(request, base);
+        // With what a copy begins that is kept although it begins higher, this leader has agreed.
+        self.match_from(request, base.max(kept_from));
         self.given_up = Some(generation);
         self.owe_ok(request, base);
     }

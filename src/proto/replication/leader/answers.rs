@@ -223,10 +223,13 @@ impl Cursor {
             self.position = Some(expected);
             news.moved = true;
         }
+        // Nothing it holds was compared with this log, and it begins behind records that were written here: its
+        // head was somebody else's. Shipping on from where it asks would leave a hole that nobody can see.
+        let is_anothers = self.position.is_none() && expected > at.log.began;
         let is_progress = self.gaps == 0 || expected < self.last_gap;
         self.gaps = if is_progress { 1 } else { self.gaps + 1 };
         self.last_gap = expected;
-        if expected < at.log.base || expected > at.log.synced {
+        if expected < at.log.base || expected > at.log.synced || is_anothers {
             self.must_offer = true;
         } else {
             self.must_offer = false;

@@ -168,17 +168,102 @@ fn n08_bootstrap_twice_and_over_an_empty_log() {
 }
 
 #[test]
-fn n10_a_damaged_log_is_not_rebuilt_by_itself() {
+fn n10_a_damaged_log_is_left_alone_until_its_leader_has_it_made_anew() {
     let mut f = holding(5);
     f.machine.on_broken(Generation(1));
+    f.applied = Stored {
+        accepted: 1,
+        ..Stored::default()
+    };
     for body in [
+        ReplicateBody::records(5, payloads(&[])),
         ReplicateBody::records(5, payloads(&["a5"])),
         ReplicateBody::records(0, payloads(&["a0"])),
         ReplicateBody::Bootstrap { base_offset: 0 },
     ] {
-        assert_eq!(refusal(f.ask(1, body)), refused(PeerCode::StorageFailed));
+        assert_eq!(refusal(f.ask(1, body)), refused(PeerCode::LogConflict));
     }
     assert_eq!(f.synced.tail(), 5, "left for whoever looks at it");
+    // An older leader, or one this broker's catalog does not name, may not.
+    f.set_view(view(2, "b"));
+    let body = || ReplicateBody::Rebuild { base_offset: 0 };
+    let older = f.send_from("a", 1, body());
+    let other = f.send_from("third", 2, body());
+    let codes = [older, other].map(|request| refusal(f.answer(request).expect("an answer")));
+    assert_eq!(
+        codes,
+        [
+            refused(PeerCode::FencedEpoch),
+            refused(PeerCode::Unauthorized)
+        ]
+    );
+    assert_eq!(f.rebuild(2, 0), ok(0));
+    assert_eq!(f.synced.accepted, 2, "on disk before the answer");
+    assert_eq!(f.records(2, 0, &["b0", "b1"]), ok(2));
+}
+
+#[test]
+fn a_damaged_log_whose_new_beginning_fails_is_still_damaged() {
+    let mut f = holding(5);
+    f.machine.on_broken(Generation(1));
+    f.syncs_at_once = false;
+    let request = f.send_from("a", 1, ReplicateBody::Rebuild { base_offset: 0 });
+    let tickets = f.forget_work();
+    for ticket in tickets {
+        f.machine.on_disk_done(ticket, Err(DiskError::Full));
+    }
+    f.pump_broken(Generation(1));
+    let answer = f.answer(request).expect("an answer");
+    assert_eq!(refusal(answer), refused(PeerCode::StorageFailed));
+    let next = f.send_from("a", 1, ReplicateBody::records(0, payloads(&["a0"])));
+    let answer = f.answer(next).expect("an answer");
+    assert_eq!(refusal(answer), refused(PeerCode::LogConflict));
+}
+
+/// Retention took this copy further than the next leader's log reaches.
+fn trimmed_to(base: u64, tail: u64) -> Replica {
+    let held: Vec<(String, u64)> = (base..tail).map(|o| (format!("a{o}"), 1)).collect();
+    let held: Vec<(&str, u64)> = held.iter().map(|(text, g)| (text.as_str(), *g)).collect();
+    let mut f = Replica::new(Stored::of(base, &held, &[(1, 0, "a")]), view(2, "b"));
+    f.reconnect();
+    f
+}
+
+#[test]
+fn a_copy_that_begins_behind_its_leaders_end_never_vouches_for_what_it_lacks() {
+    // The leader of 2 had 40 records when it began and writes 40 to 60 itself.
+    for tail in [50, 55] {
+        for (first, until) in [(39, 39), (39, 40), (40, 45), (40, 50), (45, 50)] {
+            let mut f = trimmed_to(50, tail);
+            let sent = names("b", first..until);
+            assert_eq!(
+                refusal(f.records(2, first, &refs(&sent))),
+                gap(50),
+                "{first}..{until}"
+            );
+            assert_eq!(f.synced.tail(), tail);
+        }
+    }
+    for first in [40, 49, 50] {
+        let mut f = trimmed_to(50, 55);
+        let sent = names("b", first..60);
+        let answer = f.records(2, first, &refs(&sent));
+        assert_eq!(
+            refusal(answer),
+            refused(PeerCode::LogConflict),
+            "from {first}"
+        );
+        assert_eq!(f.synced.tail(), 55, "and nothing of it goes");
+    }
+    // One record that is equal shows that this leader has what the copy begins with.
+    let mut f = trimmed_to(50, 55);
+    let mut sent = names("a", 50..53);
+    sent.extend(names("b", 53..56));
+    assert_eq!(f.records(2, 50, &refs(&sent)), ok(56));
+    // Told to begin anew it begins where the leader's log does.
+    let mut f = trimmed_to(50, 55);
+    assert_eq!(f.rebuild(2, 0), ok(0));
+    assert_eq!((f.synced.base, f.synced.tail()), (0, 0));
 }
 
 #[test]

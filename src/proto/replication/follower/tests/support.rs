@@ -300,6 +300,22 @@ impl Replica {
         self.pump();
     }
 
+    /// What was started does not happen; its tickets.
+    pub fn forget_work(&mut self) -> Vec<u64> {
+        self.applied = self.synced.clone();
+        self.queue.drain(..).map(|(ticket, _)| ticket).collect()
+    }
+
+    /// As [`Self::pump`] over a log that storage calls damaged.
+    pub fn pump_broken(&mut self, accepted: Generation) {
+        while let Some(action) = self.machine.poll_action() {
+            match action {
+                FollowerAction::ReportState => self.machine.on_broken(accepted),
+                other => self.carry_out(other),
+            }
+        }
+    }
+
     pub fn pump(&mut self) {
         loop {
             match self.machine.poll_action() {

@@ -42,18 +42,38 @@ fn records_into_no_log_and_an_empty_one() {
     assert_eq!(refusal(empty(0).records(2, 1, &["x"])), gap(0));
     assert_eq!(empty(7).records(2, 7, &["x"]), ok(8));
     assert_eq!(refusal(empty(7).records(2, 8, &["x"])), gap(7));
-    assert_eq!(
-        empty(7).records(2, 3, &["x", "y"]),
-        ok(7),
-        "nothing held to compare"
-    );
+    // What lies below was never here, and nothing shows that this leader has not got it.
+    for (first, records) in [
+        (3, &["x", "y"][..]),
+        (3, &[]),
+        (5, &["x", "y"]),
+        (5, &["x", "y", "z"]),
+    ] {
+        let mut f = empty(7);
+        assert_eq!(refusal(f.records(2, first, records)), gap(7), "{first}");
+        assert_eq!(f.synced.bytes(), [] as [bytes::Bytes; 0]);
+    }
+    // It has not when it says that its log begins here.
     let mut f = empty(7);
-    assert_eq!(
-        f.records(2, 5, &["x", "y", "z"]),
-        ok(8),
-        "stored from the base on"
-    );
+    assert_eq!(f.bootstrap(2, 7), ok(7));
+    assert_eq!(f.records(2, 5, &["x", "y", "z"]), ok(8));
     assert_eq!(f.synced.bytes(), ["z"]);
+    // Of its own generation everything was compared before it was given up.
+    let mut given_up = Stored::of(7, &[], &[(2, 3, "lead")]);
+    given_up.accepted = 2;
+    let mut f = Replica::new(given_up.clone(), view(2, "lead"));
+    assert_eq!(f.records(2, 5, &["x", "y"]), ok(7));
+    // Of an older one there is nothing left to compare.
+    for records in [&[][..], &["x"]] {
+        let mut f = Replica::new(given_up.clone(), view(3, "next"));
+        assert_eq!(refusal(f.records(3, 6, &["w"])), gap(7));
+        assert_eq!(
+            refusal(f.records(3, 7, records)),
+            refused(PeerCode::LogConflict)
+        );
+        assert_eq!(f.rebuild(3, 2), ok(2));
+        assert_eq!((f.synced.base, f.synced.tail()), (2, 2));
+    }
 }
 
 #[test]
@@ -64,6 +84,20 @@ fn what_a_former_leader_agreed_with_is_not_agreed_with_the_present_one() {
     assert_eq!(f.machine.matched_with_leader(), Some(16));
     f.set_view(view(3, "next"));
     assert_eq!(f.machine.matched_with_leader(), None);
+    // Compared with it, and nothing of its own: a dead leader's longer suffix may yet win.
+    f.reconnect();
+    let held = ["r10", "r11", "r12", "r13", "r14", "r15"];
+    assert_eq!(f.records(3, 10, &held), ok(16));
+    assert_eq!(f.machine.matched_with_leader(), None);
+    assert_eq!(f.records(3, 16, &["r16"]), ok(17));
+    assert_eq!(f.machine.matched_with_leader(), Some(17));
+    f.set_view(view(4, "next"));
+    assert_eq!(f.records(4, 17, &[]), ok(17));
+    assert_eq!(
+        f.machine.matched_with_leader(),
+        Some(17),
+        "the same leader in one run"
+    );
     f.set_view(None);
     assert_eq!(f.machine.matched_with_leader(), None);
 }
@@ -172,8 +206,15 @@ fn unusable_logs_change_nothing() {
         let answer = f.ask(2, body);
         match at {
             5 => assert_eq!(answer, ok(10), "a damaged log may be rebuilt"),
-            _ => assert_eq!(refusal(answer), refused(PeerCode::StorageFailed)),
+            _ => assert_eq!(refusal(answer), refused(PeerCode::LogConflict)),
         }
+    }
+    for body in bodies() {
+        let mut f = matched();
+        let before = f.applied.clone();
+        f.machine.on_unusable();
+        assert_eq!(refusal(f.ask(2, body)), refused(PeerCode::StorageFailed));
+        assert_eq!(f.applied, before);
     }
 }
 
@@ -400,10 +441,11 @@ fn probes_make_nothing_count_that_nobody_compared() {
     assert_eq!(refusal(empty(0).records(2, 5, &[])), gap(0));
     assert_eq!(refusal(behind().records(3, 15, &[])), gap(12));
     assert_eq!(
-        behind().records(3, 10, &[]),
-        ok(10),
-        "nothing is held below"
+        refusal(behind().records(3, 10, &[])),
+        gap(10),
+        "what was held below is asked about by what comes first"
     );
+    assert_eq!(refusal(behind().records(3, 9, &[])), gap(10));
     // Nothing is known of the records below 12: the leader is asked for the one before.
     let mut f = behind();
     assert_eq!(refusal(f.records(3, 12, &[])), gap(11));

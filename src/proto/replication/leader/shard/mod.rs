@@ -23,6 +23,8 @@ struct ShippedLog {
     synced: u64,
     /// Where the log ended when its base rose to where it is: what was given up for it is below.
     restated: u64,
+    /// Where this generation begins in it.
+    began: u64,
     /// In the order of the followers.
     cursors: Vec<Cursor>,
 }
@@ -72,6 +74,7 @@ impl<G: ReportGate> ShardLeader<G> {
                 base: start.state.base,
                 synced: start.state.durable_tail,
                 restated: start.state.durable_tail,
+                began: own.generation_start,
                 cursors: spec.followers.iter().map(|_| Cursor::new(from)).collect(),
             });
         }

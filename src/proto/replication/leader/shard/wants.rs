@@ -21,6 +21,7 @@ impl<G: ReportGate> ShardLeader<G> {
             base: shipped.base,
             synced: shipped.synced,
             committed: is_bounded.then(|| self.committed.max(self.mark.get().unwrap_or(0))),
+            began: shipped.began,
             is_probing: !self.opening.is_open(),
             restated: log_is_a_state(shipped.log).then_some(shipped.restated),
         }

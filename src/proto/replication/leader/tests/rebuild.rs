@@ -184,7 +184,7 @@ fn i30_a_quorum_shard_offers_no_base_above_what_is_committed() {
     let mut lead = Lead::with(spec(2, true), &[main_log(0, 50, 100)]);
     lead.leader.on_log(MAIN, 50, 100);
     lead.answer_probe(B, refused(PeerCode::LogConflict));
-    lead.answer_probe(C, gap(60));
+    lead.answer_probe(C, gap(50));
     assert!(lead.leader.is_open());
     assert_eq!(lead.ask(B), None);
     let id = lead.send(C, 100);
@@ -204,4 +204,39 @@ fn after_a_failover_a_trimmed_log_is_offered_before_the_first_mark() {
         Ask::Bootstrap { base: Offset(50) },
         "no mark can come before somebody has been given a copy"
     );
+}
+
+#[test]
+fn a_copy_that_begins_behind_what_was_inherited_is_told_where_the_log_begins() {
+    // 40 records inherited, 20 written: what lies below 50 in that copy was never compared with this log.
+    let mut lead = Lead::with(spec(2, true), &[main_log(0, 40, 60)]);
+    lead.answer_probe(C, ok(39));
+    lead.answer_probe(B, gap(50));
+    let asked = lead.ask_main(B).unwrap();
+    let base = Offset(0);
+    assert_eq!(
+        asked.ask,
+        Ask::Bootstrap { base },
+        "nothing is shipped from 50 on"
+    );
+    lead.answer(B, asked.id, refused(PeerCode::LogConflict));
+    let asked = lead.ask_main(B).unwrap();
+    assert_eq!(asked.ask, Ask::Rebuild { base });
+    lead.answer(B, asked.id, ok(0));
+    assert_eq!(lead.send(B, 60), AskId(3));
+    assert_eq!(lead.leader.mark(), None);
+
+    // An empty one is placed there.
+    let mut lead = Lead::with(spec(2, true), &[main_log(0, 40, 60)]);
+    lead.answer_probe(C, ok(39));
+    lead.answer_probe(B, gap(50));
+    let asked = lead.ask_main(B).unwrap();
+    lead.answer(B, asked.id, ok(0));
+    assert_eq!(fetch_from(lead.ask_main(B)), 0);
+
+    // One that has answered at this generation, or begins with what was inherited, is shipped on.
+    let mut lead = Lead::with(spec(2, true), &[main_log(0, 40, 60)]);
+    lead.answer_probe(C, ok(39));
+    lead.answer_probe(B, gap(40));
+    assert_eq!(fetch_from(lead.ask_main(B)), 40);
 }
