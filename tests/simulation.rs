@@ -106,6 +106,7 @@ fn simulated_clusters_keep_their_invariants() {
         "leader_replaced",
         "generation_raised",
         "raised_base",
+        "figure_eight",
     ] {
         assert!(faults.contains_key(must), "{must} was never injected");
     }
@@ -117,7 +118,7 @@ fn promotion_by_generation_alone_is_noticed() {
     keep_panics_for_reports();
     let lost = (700..20_000).find_map(|seed| {
         let failure = run_seed_with_unsafe_promotion(seed, false).failure?;
-        failure.starts_with("I32").then_some(failure)
+        failure.starts_with("I35").then_some(failure)
     });
     assert!(
         lost.is_some(),

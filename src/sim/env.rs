@@ -61,6 +61,8 @@ pub enum Event {
         shard: usize,
     },
     StopLeader(Replacement),
+    /// The next step of an arranged row of leaders.
+    FigureEight,
     Promote(Replacement),
     /// The operator restarts a broker whose disk has failed.
     RestartFailed {
@@ -112,6 +114,7 @@ pub enum Fault {
     LeaderReplaced,
     GenerationRaised,
     RaisedBase,
+    FigureEight,
 }
 
 impl Fault {
@@ -153,6 +156,7 @@ impl Fault {
             Self::LeaderReplaced => "leader_replaced",
             Self::GenerationRaised => "generation_raised",
             Self::RaisedBase => "raised_base",
+            Self::FigureEight => "figure_eight",
         }
     }
 }

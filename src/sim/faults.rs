@@ -177,14 +177,24 @@ impl World {
             shard,
             log: SimLog::Stream,
         };
+        let as_a_broker_does = self.env.random.faults.chance(700);
         let owner = &self.nodes[node][core];
         let durable = owner.journal.durable_tail(key);
-        let most = match self.env.catalog.shards[shard].acknowledge {
-            Acknowledge::Leader => durable,
-            Acknowledge::Quorum if node == assignment.leader => owner.may_forget_below(key),
-            Acknowledge::Quorum => self.env.judge.committed_tail(key),
+        let leads = owner.leads_any(&self.env, shard);
+        let matched = owner.follower_may_forget_below(&self.env, key);
+        let matched = matched.filter(|_| !leads && as_a_broker_does);
+        let most = match (self.env.catalog.shards[shard].acknowledge, matched) {
+            (Acknowledge::Leader, _) => durable,
+            (Acknowledge::Quorum, _) if leads => owner.may_forget_below(key),
+            (Acknowledge::Quorum, Some((_, matched))) => matched,
+            // No broker can know that much; safe all the same, and further than brokers go in large sets.
+            (Acknowledge::Quorum, None) => self.env.judge.committed_tail(key),
         };
         let base = self.env.random.faults.below(most.min(durable) + 1);
+        let is_quorum = self.env.catalog.shards[shard].acknowledge == Acknowledge::Quorum;
+        if let Some((generation, _)) = matched.filter(|_| is_quorum) {
+            self.env.judge.on_chosen(key, generation, base);
+        }
         self.env.to_core(1, at, CoreInput::Trim { key, base });
     }
 

@@ -7,8 +7,8 @@
 //! * [`world`], [`env`], [`queue`], [`random`], [`trace`]: time, chance, what happened.
 //! * [`network`], [`disk`], [`log`], [`catalog`]: what surrounds a broker.
 //! * [`core`]: a broker's core, the machines of [`crate::proto`] behind a thin driver.
-//! * [`workload`], [`consumers`], [`faults`], [`operator`], [`moves`]: what is asked, what goes
-//!   wrong, who leads next.
+//! * [`workload`], [`consumers`], [`faults`], [`operator`], [`moves`], [`figure_eight`]: what is asked, what
+//!   goes wrong, who leads next.
 //! * [`check`]: the invariants.
 
 pub mod catalog;
@@ -18,6 +18,7 @@ pub mod core;
 pub mod disk;
 pub mod env;
 pub mod faults;
+pub mod figure_eight;
 pub mod log;
 pub mod moves;
 pub mod network;

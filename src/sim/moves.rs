@@ -123,6 +123,7 @@ impl World {
         match planned.step {
             Step::Narrowed if is_held => {
                 self.env.count_fault(Fault::MoveSwitched);
+                self.judge_promotion(shard, planned.to);
                 let holders = vec![planned.to, leader];
                 let (step, former) = (Step::Switched, Vec::new());
                 let planned = PlannedMove {
@@ -157,7 +158,7 @@ impl World {
     }
 
     /// Whether the shard's leader takes writes at the newest generation.
-    fn leads_openly(&self, shard: usize) -> bool {
+    pub fn leads_openly(&self, shard: usize) -> bool {
         let current = self.env.catalog.current(shard);
         let owner = &self.nodes[current.leader][shard % self.env.plan.cores];
         self.is_up(current.leader) && owner.leads_openly(shard, current.generation)

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use super::core::CoreInput;
 use super::disk::{LogImage, LogKey};
 use super::env::{Event, Fault};
+use super::figure_eight::MEMBERS;
 use super::moves::PlannedMove;
 use super::world::World;
 
@@ -37,6 +38,10 @@ impl World {
             return self.move_a_shard(shard);
         }
         let current = self.env.catalog.current(shard).clone();
+        let is_large = current.replicas.len() == MEMBERS;
+        if is_large && self.env.random.schedule.chance(200) && self.begin_figure_eight(shard) {
+            return;
+        }
         if self.env.random.schedule.chance(200) {
             self.env.count_fault(Fault::GenerationRaised);
             let version = self
@@ -102,7 +107,8 @@ impl World {
     }
 
     /// The old leader stands still and cannot come back by itself: somebody else leads, or nobody.
-    pub fn promote(&mut self, replacement: Replacement) {
+    /// `reached` are the logs that can be looked at; otherwise chance decides.
+    pub fn promote(&mut self, replacement: Replacement, reached: Option<&[usize]>) {
         let Replacement { shard, old } = replacement;
         let current = self.env.catalog.current(shard).clone();
         // While the holders change, those before count, too.
@@ -110,7 +116,7 @@ impl World {
         let sets = moving.map(|planned| planned.sets(&current.replicas));
         let sets = sets.unwrap_or_else(|| vec![current.replicas.clone()]);
         let holders = moving.map_or(current.replicas.clone(), PlannedMove::holders);
-        let seen = self.inspect(shard, old, &sets);
+        let seen = self.inspect(shard, old, &sets, reached);
         let promoted = match current.leader == old {
             true => choose(&seen, &sets, self.unsafe_promotion),
             false => None,
@@ -120,6 +126,7 @@ impl World {
                 planned.after_replacement(&current.replicas);
             }
             self.env.count_fault(Fault::LeaderReplaced);
+            self.judge_promotion(shard, leader);
             let version = self.env.catalog.assign(shard, leader, holders);
             self.env
                 .note(|| format!("shard {shard} to n{leader}, version {version}; saw {seen:?}"));
@@ -136,15 +143,35 @@ impl World {
         self.env.queue.push(at_us, Event::Restart { node: old });
     }
 
+    /// Nobody is promoted who lacks something committed.
+    pub fn judge_promotion(&mut self, shard: usize, leader: usize) {
+        let log = self.env.catalog.shards[shard].main_log();
+        let key = LogKey { shard, log };
+        let journal = &self.nodes[leader][shard % self.env.plan.cores].journal;
+        self.env
+            .judge
+            .holds_committed(35, leader, key, journal.on_disk(key));
+    }
+
     /// What the disks say that can be reached.
-    fn inspect(&mut self, shard: usize, old: usize, sets: &[Vec<usize>]) -> Vec<Seen> {
+    fn inspect(
+        &mut self,
+        shard: usize,
+        old: usize,
+        sets: &[Vec<usize>],
+        reached: Option<&[usize]>,
+    ) -> Vec<Seen> {
         let log = self.env.catalog.shards[shard].main_log();
         let key = LogKey { shard, log };
         let holders: BTreeSet<usize> = sets.iter().flatten().copied().collect();
         let mut seen = Vec::new();
         for node in holders {
             let reached_per_mille = if node == old { 150 } else { 850 };
-            if !self.env.random.schedule.chance(reached_per_mille) {
+            let is_reached = match reached {
+                Some(reached) => reached.contains(&node),
+                None => self.env.random.schedule.chance(reached_per_mille),
+            };
+            if !is_reached {
                 continue;
             }
             let images = self.nodes[node]

@@ -9,6 +9,7 @@ use super::consumers::Consumers;
 use super::core::{Core, CoreInput};
 use super::disk::Journal;
 use super::env::{CoreAt, Env, Event, Fault, Plan};
+use super::figure_eight::FigureEight;
 use super::moves::PlannedMove;
 use super::network::{Network, IDLE_TIMEOUT_US};
 use super::queue::Queue;
@@ -45,6 +46,7 @@ pub struct World {
     pub last_moved: Option<usize>,
     /// Shards on their way to another leader.
     pub moves: BTreeMap<usize, PlannedMove>,
+    pub figure_eight: Option<FigureEight>,
     /// The operator goes by the newest generation alone; a mistake the checkers must notice.
     pub unsafe_promotion: bool,
     last_words: u32,
@@ -102,6 +104,7 @@ impl World {
             held: vec![false; nodes],
             last_moved: None,
             moves: BTreeMap::new(),
+            figure_eight: None,
             unsafe_promotion: false,
             last_words: 0,
             failed: vec![false; nodes],
@@ -195,7 +198,8 @@ impl World {
             Event::Operator => self.operate(),
             Event::MoveOn { shard } => self.move_on(shard),
             Event::StopLeader(replacement) => self.stop_leader(replacement),
-            Event::Promote(replacement) => self.promote(replacement),
+            Event::FigureEight => self.on_figure_eight(),
+            Event::Promote(replacement) => self.promote(replacement, None),
             Event::RestartFailed { node, incarnation } => {
                 if self.env.incarnation[node] == Some(incarnation) {
                     self.crash(node);

@@ -1,7 +1,8 @@
 """Applies one mutation of a cases file to a tree: apply.py CASES NAME TREE.
 
-A case is `case NAME`, `invariants ...`, and one or more changes: `file PATH`, then between `<<<` and
-`===` a text that must stand in the file exactly once, and between `===` and `>>>` what replaces it.
+A case is `case NAME`, `invariants ...`, a `test ...` where the simulator cannot notice, and one or more
+changes: `file PATH`, then between `<<<` and `===` a text that must stand in the file exactly once, and
+between `===` and `>>>` what replaces it. Prints the files it has changed.
 """
 
 import pathlib
@@ -39,6 +40,7 @@ def main():
             if source.count(old) != 1:
                 sys.exit(f"{name}: the text stands {source.count(old)} times in {file}")
             target.write_text(source.replace(old, new))
+            print(file)
         return
     sys.exit(f"there is no case {name}")
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Breaks the machines one line at a time and expects the simulator to notice.
+# Breaks the machines one line at a time and expects the simulator, or a test the case names, to notice.
 #
 #   tests/mutations/run.sh            every case
 #   tests/mutations/run.sh NAME...    some of them
 #
 # SEEDS (default 3000) bounds the seeds a case may take; it ends earlier, once FAILURES (default 25)
-# of them have failed. A case is caught when an invariant it names is among those noticed. The copy
-# of the tree and its build live in MUTATION_DIR (default target/mutations) and are kept, so that a
+# of them have failed. A case is caught when an invariant it names is among those noticed; one that names a
+# test (a line `test ARGUMENTS OF CARGO TEST`) when that test builds and fails. That it passes without the
+# change is the test suite's matter. The copy of the tree and its build live in MUTATION_DIR (default target/mutations) and are kept, so that a
 # case costs one small incremental build; CARGO_TARGET_DIR shares the dependencies of another build.
 # Everything is told on standard output, and at the end which invariants were noticed at all.
 set -uo pipefail
@@ -30,6 +31,38 @@ copy_tree() {
     rm -rf "$WORK/tree"
     mkdir -p "$WORK/tree"
     tar -C "$ROOT" --exclude=./target --exclude='./target-*' --exclude=./.git -cf - . | tar -C "$WORK/tree" -xf -
+    # What the case before has changed is as it was, with a time that the build takes for old.
+    if [ -f "$WORK/changed" ]; then
+        (cd "$WORK/tree" && xargs -r touch -c <"$WORK/changed")
+    fi
+}
+
+# The test a case names, if any.
+test_of() {
+    sed -n "/^case $1\$/,/^file /s/^test //p" "$ROOT/tests/mutations/cases"
+}
+
+# Whether the case's test, which must build, fails.
+run_test() {
+    local name="$1" output
+    local -a arguments
+    read -ra arguments <<<"$(test_of "$name")"
+    if ! (cd "$WORK/tree" && cargo test --quiet --no-run "${arguments[@]}") >"$WORK/build" 2>&1; then
+        echo "$name: DOES NOT BUILD"
+        broken+=("$name")
+        return
+    fi
+    output="$(cd "$WORK/tree" && timeout 600 cargo test "${arguments[@]}" 2>&1)"
+    local failed
+    failed="$(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' <<<"$output" | sort -u | head -n 3 | tr '\n' ' ')"
+    if [ -n "$failed" ]; then
+        echo "$name: caught by $failed"
+        caught+=("$name")
+        mapfile -t -O "${#noticed[@]}" noticed < <(named "$name")
+    else
+        echo "$name: SURVIVED $(test_of "$name"): $(tail -n 3 <<<"$output" | tr '\n' ' ')"
+        missed+=("$name")
+    fi
 }
 
 # The invariants a case names, one a line.
@@ -40,9 +73,13 @@ named() {
 run_case() {
     local name="$1"
     copy_tree
-    if ! python3 "$ROOT/tests/mutations/apply.py" "$ROOT/tests/mutations/cases" "$name" "$WORK/tree"; then
+    if ! python3 "$ROOT/tests/mutations/apply.py" "$ROOT/tests/mutations/cases" "$name" "$WORK/tree" >"$WORK/changed"; then
         echo "$name: DOES NOT APPLY"
         broken+=("$name")
+        return
+    fi
+    if [ -n "$(test_of "$name")" ]; then
+        run_test "$name"
         return
     fi
     if ! (cd "$WORK/tree" && cargo build --quiet --no-default-features --bin sim); then

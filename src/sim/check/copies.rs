@@ -1,5 +1,7 @@
 //! What a follower may do to its copy, and what it may say about it.
 
+use bytes::Bytes;
+
 use super::Judge;
 use crate::proto::outcome::PeerCode;
 use crate::proto::replication::ReplicateAnswer;
@@ -50,13 +52,37 @@ impl Judge {
                 if (image.base(), image.tail()) != (*base, *base) {
                     self.forget_copy(node, key);
                 }
+                self.forget_given_up(node, key);
                 self.on_placed(node, key, generation);
             }
-            Change::Append { .. }
-            | Change::Accept { .. }
-            | Change::Begin { .. }
-            | Change::RaiseBase { .. } => {}
+            Change::Append { first, records, .. } => {
+                self.check_placed(node, key, (generation, *first), records);
+            }
+            Change::Accept { .. } | Change::Begin { .. } | Change::RaiseBase { .. } => {}
         }
+    }
+
+    /// What a follower stores is what its leader has at that very offset.
+    fn check_placed(
+        &mut self,
+        node: usize,
+        key: LogKey,
+        (generation, first): (u64, u64),
+        records: &[Bytes],
+    ) {
+        let Some(leader) = self.replication.leaders.get(&(key, generation)) else {
+            return;
+        };
+        let stray = (first..)
+            .zip(records)
+            .find(|(offset, record)| leader.get(*offset).is_some_and(|is| is != *record));
+        let Some((offset, record)) = stray else {
+            return;
+        };
+        // Stored before, and now a second time?
+        let is_again = (leader.base..offset).any(|at| leader.get(at) == Some(record));
+        let seen = format!("n{node} {key:?} at {generation} stores another record at {offset}");
+        self.fail(if is_again { 18 } else { 17 }, seen);
     }
 
     fn check_truncation(
@@ -67,6 +93,21 @@ impl Judge {
         to: u64,
         journal: &Journal,
     ) {
+        let image = journal.seen(key).image();
+        if let Some(image) = image.filter(|_| !is_rebuild) {
+            let keep = to.saturating_sub(image.base) as usize;
+            let newer = image.generations[keep..].iter().find(|g| **g >= generation);
+            if let Some(newer) = newer {
+                let seen = format!("n{node} {key:?} at {generation} drops a record of {newer}");
+                self.fail(if *newer == generation { 20 } else { 19 }, seen);
+            }
+            let with_records = image.history.iter().rev().find(|e| e.start < image.tail());
+            if with_records.is_none_or(|entry| to < entry.start) {
+                let seen =
+                    format!("n{node} {key:?} at {generation} cuts to {to}: {with_records:?}");
+                self.fail(19, seen);
+            }
+        }
         let image = journal.seen(key);
         // Behind a difference nothing is what was committed, whatever its bytes: a delete of the same key
         // may have come to lie at the same offset of a suffix that nobody else has.
@@ -78,21 +119,6 @@ impl Judge {
         if let Some(offset) = dropped {
             let seen = format!("n{node} cuts {key:?} to {to}: {offset} is committed");
             self.fail(3, seen);
-        }
-        let image = journal.seen(key).image();
-        if let Some(image) = image.filter(|_| !is_rebuild) {
-            let keep = to.saturating_sub(image.base) as usize;
-            let newer = image.generations[keep..].iter().find(|g| **g >= generation);
-            if let Some(newer) = newer {
-                let seen = format!("n{node} {key:?} at {generation} drops a record of {newer}");
-                self.fail(19, seen);
-            }
-            let with_records = image.history.iter().rev().find(|e| e.start < image.tail());
-            if with_records.is_none_or(|entry| to < entry.start) {
-                let seen =
-                    format!("n{node} {key:?} at {generation} cuts to {to}: {with_records:?}");
-                self.fail(19, seen);
-            }
         }
         let verified = self.replication.verified.entry((node, key)).or_default();
         verified.1 = verified.1.min(to);
@@ -164,6 +190,9 @@ impl Judge {
             self.fail(16, seen);
         }
         self.equals_leader(node, key, (generation, durable_offset), on_disk);
+        if let Some(image) = on_disk.filter(|_| !is_rebuild) {
+            self.held_what_it_gave_up(node, key, (generation, durable_offset), image);
+        }
         if catalog.leader_of(key.shard, generation) != Some(node) {
             let of_generation = self
                 .replication

@@ -5,6 +5,7 @@
 
 mod copies;
 mod forwards;
+mod given_up;
 pub mod groups;
 pub mod last;
 pub mod readings;
@@ -22,6 +23,7 @@ use super::workload::{RecordMark, Request};
 use crate::proto::cache::record::{CounterRecord, ValueRecord};
 use crate::proto::cache::CacheReply;
 use crate::proto::outcome::{Appended, Target};
+use given_up::GivenUp;
 use groups::GroupsWatch;
 use readings::ReadingWatch;
 use replication::ReplicationWatch;
@@ -100,6 +102,7 @@ pub struct Judge {
     pub gone: u64,
     pub replication: ReplicationWatch,
     pub readings: ReadingWatch,
+    given_up: GivenUp,
     pub groups: GroupsWatch,
 }
 

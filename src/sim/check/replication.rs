@@ -20,8 +20,10 @@ use crate::sim::ReplicationCounts;
 /// A log as its leader of one generation has it, from `base` on.
 #[derive(Debug, Default)]
 pub(super) struct LeaderLog {
-    node: usize,
+    pub node: usize,
     pub base: u64,
+    /// Its tail when it began to lead: what is behind it wrote itself.
+    pub began: u64,
     records: Vec<Bytes>,
 }
 
@@ -33,6 +35,15 @@ impl LeaderLog {
     pub fn tail(&self) -> u64 {
         self.base + self.records.len() as u64
     }
+}
+
+/// A follower as its leader's machine has it.
+#[derive(Debug, Clone, Copy)]
+pub struct Counted {
+    pub node: usize,
+    pub position: Option<u64>,
+    /// For any reason but a failed disk, which takes nothing back that was said before.
+    pub is_halted: bool,
 }
 
 /// Everything any leader of a shard has called committed.
@@ -49,6 +60,10 @@ impl Committed {
 
     pub fn get(&self, offset: u64) -> Option<&Bytes> {
         self.records.get(offset.checked_sub(self.base)? as usize)
+    }
+
+    pub fn extend(&mut self, records: Vec<Bytes>) {
+        self.records.extend(records);
     }
 }
 
@@ -92,9 +107,11 @@ impl Judge {
         for key in keys {
             let image = journal.on_disk(*key).cloned().unwrap_or_default();
             self.begin_whole(*key, generation, &image);
+            let before = self.replication.leaders.get(&(*key, generation));
             let log = LeaderLog {
                 node,
                 base: image.base,
+                began: before.map_or(image.tail(), |before| before.began.min(image.tail())),
                 records: image.records,
             };
             let before = self.replication.leaders.insert((*key, generation), log);
@@ -149,7 +166,7 @@ impl Judge {
     }
 
     /// Every committed record at or above the base must be there.
-    pub(super) fn holds_committed(
+    pub fn holds_committed(
         &mut self,
         invariant: u8,
         node: usize,
@@ -176,7 +193,7 @@ impl Judge {
         key: LogKey,
         (generation, mark): (u64, u64),
         replicas: &[usize],
-        halted: &[usize],
+        counted: &[Counted],
         journal: &Journal,
     ) {
         self.replication.counts.marks += 1;
@@ -204,20 +221,40 @@ impl Judge {
                 format!("n{node} marks {mark} of {key:?} after it was fenced"),
             );
         }
-        let answered = self.replication.answered.get(&(key, generation));
-        let holders = replicas
-            .iter()
-            .filter(|replica| **replica != node && !halted.contains(replica))
-            .filter_map(|replica| answered?.get(replica))
-            .filter(|position| **position >= mark)
-            .count();
-        if (1 + holders) * 2 <= replicas.len() {
-            let seen = format!(
-                "n{node} marks {mark} of {key:?} at {generation}: {answered:?}, halted {halted:?}"
-            );
-            self.fail(24, seen);
-        }
+        self.check_majority(node, key, (generation, mark), replicas, counted);
         self.commit(node, key, mark, journal);
+    }
+
+    /// A majority has answered at least the mark, and nobody is counted with what it has not answered.
+    fn check_majority(
+        &mut self,
+        node: usize,
+        key: LogKey,
+        (generation, mark): (u64, u64),
+        replicas: &[usize],
+        counted: &[Counted],
+    ) {
+        let empty = BTreeMap::new();
+        let answered = self.replication.answered.get(&(key, generation));
+        let answered = answered.unwrap_or(&empty);
+        let is_there = |at: &&usize| **at != node && answered.get(*at) >= Some(&mark);
+        let holders: Vec<usize> = replicas.iter().filter(is_there).copied().collect();
+        let is_halted = |at: &usize| counted.iter().any(|c| c.node == *at && c.is_halted);
+        let sound = holders.iter().filter(|at| !is_halted(at)).count();
+        let is_majority = |followers: usize| (1 + followers) * 2 > replicas.len();
+        let is_guess = |c: &&Counted| !c.is_halted && c.position > answered.get(&c.node).copied();
+        let invariant = if counted.iter().any(|c| is_guess(&c)) {
+            31
+        } else if is_majority(sound) {
+            return;
+        } else if is_majority(holders.len()) {
+            27
+        } else {
+            24
+        };
+        let seen =
+            format!("n{node} marks {mark} of {key:?} at {generation}: {answered:?}, {counted:?}");
+        self.fail(invariant, seen);
     }
 
     fn commit(&mut self, node: usize, key: LogKey, mark: u64, journal: &Journal) {

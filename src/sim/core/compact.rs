@@ -132,6 +132,7 @@ impl Core {
         let is_taken = may && {
             let (node, journal) = (self.at.node, &self.journal);
             env.judge.on_give_up(node, key, (base, held), journal);
+            env.judge.on_base_raised(node, key, base, journal);
             self.journal.submit(key, change, token, false).is_ok()
         };
         let Some(pass) = &mut self.caches.pass else {

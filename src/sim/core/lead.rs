@@ -16,6 +16,7 @@ use crate::proto::replication::leader::{
 };
 use crate::proto::MonoTime;
 use crate::sim::catalog::Acknowledge;
+use crate::sim::check::replication::Counted;
 use crate::sim::disk::{Change, Done, LogKey, SimLog};
 use crate::sim::env::Env;
 use crate::wire::internal::ReplicaLog;
@@ -276,11 +277,17 @@ impl Core {
                     .catalog
                     .assignment(self.view.unwrap_or(0), shard)
                     .clone();
-                let halted: Vec<usize> = led
-                    .machine
-                    .halted()
-                    .filter(|h| h.log == key.log.wire() && h.reason != HaltReason::Storage)
-                    .filter_map(|h| env.catalog.node_by_name(h.follower.as_str()))
+                let counted: Vec<Counted> = (0..)
+                    .zip(&led.followers)
+                    .filter_map(|(place, node)| {
+                        let cursor = led.machine.cursor(FollowerIdx(place), key.log.wire())?;
+                        let halted = cursor.halted();
+                        Some(Counted {
+                            node: *node,
+                            position: cursor.position(),
+                            is_halted: halted.is_some_and(|why| why != HaltReason::Storage),
+                        })
+                    })
                     .collect();
                 if assignment.generation == generation {
                     env.judge.on_mark(
@@ -288,7 +295,7 @@ impl Core {
                         key,
                         (generation, mark),
                         &assignment.replicas,
-                        &halted,
+                        &counted,
                         &self.journal,
                     );
                 }

@@ -364,7 +364,7 @@ impl Core {
     }
 
     /// Whether this process leads the shard, at any generation.
-    fn leads_any(&self, env: &Env, shard: usize) -> bool {
+    pub fn leads_any(&self, env: &Env, shard: usize) -> bool {
         let view = self.view;
         view.is_some_and(|view| env.catalog.assignment(view, shard).leader == self.at.node)
     }
@@ -378,6 +378,8 @@ impl Core {
         }
         let token = self.token();
         let change = Change::RaiseBase { base };
+        env.judge
+            .on_base_raised(self.at.node, key, base, &self.journal);
         if self.journal.submit(key, change, token, false).is_ok() {
             env.count_fault(super::env::Fault::RaisedBase);
             self.replica_base_raised(key, base);
@@ -397,6 +399,14 @@ impl Core {
     /// What retention may give up of a log that this core leads.
     pub fn may_forget_below(&self, key: LogKey) -> u64 {
         self.leads.may_forget_below(key)
+    }
+
+    /// What retention may give up of a copy, and the generation of the leader it was compared with: where that
+    /// leader and one copy are a majority, what they agree in.
+    pub fn follower_may_forget_below(&self, env: &Env, key: LogKey) -> Option<(u64, u64)> {
+        let assignment = env.catalog.assignment(self.view?, key.shard);
+        let matched = self.replicas.matched_with_leader(key)?;
+        (assignment.replicas.len() <= 3).then_some((assignment.generation, matched))
     }
 
     /// What a leader does not ship to, for the last look.

@@ -57,6 +57,11 @@ impl Replicas {
         self.held.len()
     }
 
+    /// How far a copy equals the log of the leader its broker knows of, as far as retention may rely on it.
+    pub fn matched_with_leader(&self, key: LogKey) -> Option<u64> {
+        self.logs.get(&key)?.matched_with_leader()
+    }
+
     /// Whether nothing of the shard's copies is on its way.
     pub fn is_quiet(&self, shard: usize) -> bool {
         let of_shard = |key: &LogKey| key.shard == shard;
@@ -332,6 +337,10 @@ impl Core {
                 .held
                 .values()
                 .any(|(of, held)| *of == key && held.is_rebuild);
+        if let Change::RaiseBase { base } = &change {
+            env.judge
+                .on_base_raised(self.at.node, key, *base, &self.journal);
+        }
         env.judge.on_follower_change(
             &env.catalog,
             self.at.node,
