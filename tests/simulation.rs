@@ -107,6 +107,7 @@ fn simulated_clusters_keep_their_invariants() {
         "generation_raised",
         "raised_base",
         "figure_eight",
+        "damaged_copy",
     ] {
         assert!(faults.contains_key(must), "{must} was never injected");
     }

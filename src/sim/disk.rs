@@ -36,6 +36,8 @@ pub enum Refusal {
     /// A write or sync failed since the process started.
     Failed,
     DiskFull,
+    /// The log is damaged and takes nothing but its new beginning.
+    Damaged,
 }
 
 /// How the commit group under way will end.
@@ -60,6 +62,8 @@ pub struct Journal {
     failed: bool,
     /// Logs with a change that failed.
     failed_logs: BTreeSet<LogKey>,
+    /// Logs whose bytes have rotted.
+    damaged: BTreeSet<LogKey>,
 }
 
 impl Journal {
@@ -86,6 +90,17 @@ impl Journal {
             Some(tail) => *tail,
             None => self.disk.get(&key).map_or(0, LogImage::tail),
         }
+    }
+
+    /// The bytes of a log rot while nobody runs.
+    pub fn damage(&mut self, key: LogKey) {
+        self.damaged.insert(key);
+    }
+
+    /// Whether recovery refused the log and nothing has made it begin anew since.
+    pub fn is_damaged(&self, key: LogKey) -> bool {
+        let begins_anew = |o: &Operation| o.key == key && matches!(o.change, Change::Place { .. });
+        self.damaged.contains(&key) && !self.pending.iter().any(begins_anew)
     }
 
     pub fn has_failed(&self) -> bool {
@@ -124,6 +139,9 @@ impl Journal {
         if disk_is_full && matches!(change, Change::Append { .. }) {
             return Err(Refusal::DiskFull);
         }
+        if self.is_damaged(key) && !matches!(change, Change::Place { .. }) {
+            return Err(Refusal::Damaged);
+        }
         let durable = self.durable_tail(key);
         let from_disk = || self.disk.get(&key).cloned().unwrap_or_default();
         let image = self.seen.entry(key).or_insert_with(from_disk);
@@ -153,9 +171,8 @@ impl Journal {
         match end {
             GroupEnd::Synced => {
                 for operation in &group {
-                    let image = self.disk.entry(operation.key).or_default();
-                    image.apply(&operation.change);
-                    let tail = image.tail();
+                    self.store(operation);
+                    let tail = self.disk.get(&operation.key).map_or(0, LogImage::tail);
                     // What is about to be cut off may not be called durable again.
                     let of_log = self.pending.iter().filter(|p| p.key == operation.key);
                     let kept = of_log.map(|p| lowest_kept(&p.change)).min();
@@ -189,11 +206,18 @@ impl Journal {
         self.failed_logs.clear();
     }
 
+    fn store(&mut self, operation: &Operation) {
+        let image = self.disk.entry(operation.key).or_default();
+        image.apply(&operation.change);
+        if matches!(operation.change, Change::Place { .. }) {
+            self.damaged.remove(&operation.key);
+        }
+    }
+
     fn write_prefix(&mut self, group: &[Operation], choices: &mut Choices) {
         let whole = choices.index(group.len() + 1);
         for operation in &group[..whole] {
-            let image = self.disk.entry(operation.key).or_default();
-            image.apply(&operation.change);
+            self.store(operation);
         }
         // A batch may be torn between two of its records.
         let Some(operation) = group.get(whole) else {
@@ -328,6 +352,31 @@ mod tests {
         assert_eq!(again, Err(Refusal::Failed));
         journal.crash(&mut choices);
         assert!(!journal.has_failed());
+    }
+
+    #[test]
+    fn a_damaged_log_is_whole_again_only_once_its_new_beginning_is_on_disk() {
+        let mut choices = Choices::new(3, 2);
+        let mut journal = Journal::default();
+        append(&mut journal, 0, 2);
+        journal.start_group(8);
+        journal.finish_group(GroupEnd::Synced, &mut choices);
+        journal.damage(KEY);
+        let accept = Change::Accept { generation: 4 };
+        let refused = journal.submit(KEY, accept.clone(), 1, false);
+        assert_eq!(refused, Err(Refusal::Damaged));
+        let place = Change::Place { base: 5 };
+        assert_eq!(journal.submit(KEY, place.clone(), 2, false), Ok(()));
+        assert!(!journal.is_damaged(KEY));
+        journal.crash(&mut choices);
+        assert!(journal.is_damaged(KEY), "nothing of it was under way");
+        assert_eq!(journal.submit(KEY, place, 3, false), Ok(()));
+        assert_eq!(journal.submit(KEY, accept, 4, false), Ok(()));
+        journal.start_group(8);
+        journal.finish_group(GroupEnd::Synced, &mut choices);
+        journal.crash(&mut choices);
+        assert!(!journal.is_damaged(KEY));
+        assert_eq!(journal.seen(KEY).tail(), 5);
     }
 
     #[test]

@@ -115,6 +115,7 @@ pub enum Fault {
     GenerationRaised,
     RaisedBase,
     FigureEight,
+    DamagedCopy,
 }
 
 impl Fault {
@@ -157,6 +158,7 @@ impl Fault {
             Self::GenerationRaised => "generation_raised",
             Self::RaisedBase => "raised_base",
             Self::FigureEight => "figure_eight",
+            Self::DamagedCopy => "damaged_copy",
         }
     }
 }

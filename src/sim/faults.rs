@@ -1,8 +1,9 @@
 //! What goes wrong, when, and how it is mended again.
 
 use super::catalog::Acknowledge;
+use super::core::logs_of_shard;
 use super::core::CoreInput;
-use super::disk::{LogKey, SimLog};
+use super::disk::{Journal, LogImage, LogKey, SimLog};
 use super::env::{Env, Event, Fault, Plan};
 use super::random::Choices;
 use super::world::World;
@@ -196,6 +197,46 @@ impl World {
             self.env.judge.on_chosen(key, generation, base);
         }
         self.env.to_core(1, at, CoreInput::Trim { key, base });
+    }
+
+    /// A broker that starts finds one copy of a shard damaged. Of each shard one at a time, and never its leader's:
+    /// more is the loss of a majority's disks.
+    pub fn maybe_rot(&mut self, node: usize, journals: &mut [Journal]) {
+        if !self.env.may_inject || !self.env.random.faults.chance(80) {
+            return;
+        }
+        let shard = self.env.random.faults.index(self.env.catalog.shards.len());
+        let logs = logs_of_shard(&self.env, shard);
+        let key = *self.env.random.faults.pick(&logs);
+        let current = self.env.catalog.current(shard).clone();
+        let is_follower = current.replicas.contains(&node) && current.leader != node;
+        let is_free = !self.moves.contains_key(&shard) && self.mended(shard);
+        if current.replicas.len() < 3 || !is_follower || !is_free {
+            return;
+        }
+        self.env.count_fault(Fault::DamagedCopy);
+        let journal = &mut journals[shard % self.env.plan.cores];
+        journal.damage(key);
+        if key.log.is_main() {
+            let counted_for = journal.on_disk(key).map_or(0, LogImage::tail);
+            self.mending.insert(shard, (node, counted_for));
+        }
+    }
+
+    /// Whether no copy of the shard is less than what it was counted for.
+    pub fn mended(&mut self, shard: usize) -> bool {
+        let Some((node, counted_for)) = self.mending.get(&shard).copied() else {
+            return true;
+        };
+        let log = self.env.catalog.shards[shard].main_log();
+        let key = LogKey { shard, log };
+        let journal = &self.nodes[node][shard % self.env.plan.cores].journal;
+        let tail = journal.on_disk(key).map_or(0, LogImage::tail);
+        let is_mended = !journal.is_damaged(key) && tail >= counted_for;
+        if is_mended {
+            self.mending.remove(&shard);
+        }
+        is_mended
     }
 
     fn another_node(&mut self, node: usize) -> usize {

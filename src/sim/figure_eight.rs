@@ -49,7 +49,8 @@ impl World {
             .replicas
             .iter()
             .all(|node| self.is_up(*node) && !self.held[*node]);
-        let may = current.replicas.len() == MEMBERS && !self.moves.contains_key(&shard);
+        let is_busy = self.moves.contains_key(&shard) || !self.mended(shard);
+        let may = current.replicas.len() == MEMBERS && !is_busy;
         if self.figure_eight.is_some() || !is_whole || !may || !self.leads_openly(shard) {
             return false;
         }

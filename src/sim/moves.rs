@@ -67,7 +67,7 @@ impl World {
     /// Narrows the set.
     pub fn begin_move(&mut self, shard: usize) {
         let current = self.env.catalog.current(shard).clone();
-        if self.moves.contains_key(&shard) || self.held[current.leader] {
+        if self.moves.contains_key(&shard) || self.held[current.leader] || !self.mended(shard) {
             return;
         }
         let members = current.replicas.iter().copied();

@@ -171,7 +171,9 @@ impl World {
                 Some(reached) => reached.contains(&node),
                 None => self.env.random.schedule.chance(reached_per_mille),
             };
-            if !is_reached {
+            // A copy that is being made anew is no log to go by.
+            let is_mending = !self.mended(shard) && self.mending[&shard].0 == node;
+            if !is_reached || is_mending {
                 continue;
             }
             let images = self.nodes[node]

@@ -47,6 +47,8 @@ pub struct World {
     /// Shards on their way to another leader.
     pub moves: BTreeMap<usize, PlannedMove>,
     pub figure_eight: Option<FigureEight>,
+    /// Copies that were damaged, by shard and broker, and how far each must reach to be what it was counted for.
+    pub mending: BTreeMap<usize, (usize, u64)>,
     /// The operator goes by the newest generation alone; a mistake the checkers must notice.
     pub unsafe_promotion: bool,
     last_words: u32,
@@ -105,6 +107,7 @@ impl World {
             last_moved: None,
             moves: BTreeMap::new(),
             figure_eight: None,
+            mending: BTreeMap::new(),
             unsafe_promotion: false,
             last_words: 0,
             failed: vec![false; nodes],
@@ -208,7 +211,8 @@ impl World {
             Event::LastWords => self.last_words(),
             Event::Restart { node } => {
                 if !self.is_up(node) && !self.held[node] {
-                    let journals = self.take_journals(node);
+                    let mut journals = self.take_journals(node);
+                    self.maybe_rot(node, &mut journals);
                     self.maybe_put_old_file(node);
                     self.start(node, journals);
                 }

@@ -163,6 +163,15 @@ impl Judge {
             let at = self.replication.answered_at.entry((node, key)).or_default();
             *at = (*at).max(generation);
         }
+        if let ReplicateAnswer::Refused {
+            code: PeerCode::LogGap,
+            expected_offset,
+            ..
+        } = answer
+        {
+            let asked = &mut self.replication.asked_from;
+            asked.insert((key, generation, node), expected_offset);
+        }
         let ReplicateAnswer::Ok { durable_offset } = answer else {
             return;
         };

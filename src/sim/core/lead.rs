@@ -167,7 +167,9 @@ impl Core {
             let keys = logs_of_shard(env, shard);
             let is_quiet =
                 self.replicas.is_quiet(shard) && !keys.iter().any(|key| self.journal.is_busy(*key));
-            if is_quiet && !self.journal.has_failed() {
+            // With a damaged log nobody leads.
+            let is_whole = !keys.iter().any(|key| self.journal.is_damaged(*key));
+            if is_quiet && is_whole && !self.journal.has_failed() {
                 self.begin_lead(env, shard, &keys);
             }
         }

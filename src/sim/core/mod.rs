@@ -35,6 +35,7 @@ use crate::wire::internal::ReplicaLog;
 pub use group::{GroupLife, LIMITS as GROUP_LIMITS};
 pub use lanes::LaneMsg;
 pub use owner::{ServeRefusal, Work};
+pub use replica::logs_of_shard;
 
 use accept::{PeerConn, ReplicateOwed};
 use cache::Caches;
@@ -373,7 +374,7 @@ impl Core {
     fn on_trim(&mut self, env: &mut Env, key: LogKey, base: u64) {
         let seen = self.journal.seen(key);
         let base = base.min(self.journal.durable_tail(key));
-        if base <= seen.base() || self.journal.is_busy(key) {
+        if base <= seen.base() || self.journal.is_busy(key) || self.journal.is_damaged(key) {
             return;
         }
         let token = self.token();

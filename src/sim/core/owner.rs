@@ -181,7 +181,7 @@ impl Core {
         submitted.map_err(|refusal| {
             env.judge.on_append_refused();
             match refusal {
-                Refusal::Failed => ServeRefusal::LogFailed,
+                Refusal::Failed | Refusal::Damaged => ServeRefusal::LogFailed,
                 Refusal::DiskFull => {
                     env.count_fault(Fault::FullDisk);
                     ServeRefusal::DiskFull

@@ -70,6 +70,16 @@ impl Replicas {
     }
 }
 
+/// How often a batch is refused for no reason, which halts its log until the catalog is read again: one of a
+/// stream's logs is then long behind the others, which is what consumer groups have to bear.
+fn false_refusals_per_mille(log: SimLog) -> u64 {
+    match log {
+        SimLog::GroupDeadLetters => 25,
+        SimLog::Stream => 8,
+        SimLog::Cache | SimLog::Counters | SimLog::GroupCursors => 2,
+    }
+}
+
 /// The logs a shard has.
 pub fn logs_of_shard(env: &Env, shard: usize) -> Vec<LogKey> {
     let logs = crate::proto::replication::types::logs_of(env.catalog.shards[shard].id.kind);
@@ -127,13 +137,26 @@ impl Core {
             }
             for key in logs_of_shard(env, shard) {
                 let log = FollowerLog::new(self.me.clone(), None);
-                let mut log = match key.log {
+                let log = match key.log {
                     SimLog::Stream => log,
                     _ => log.taking_base(),
                 };
-                log.on_state(self.log_state(env, key));
                 self.replicas.logs.insert(key, log);
+                self.tell_state(env, key);
             }
+        }
+    }
+
+    /// Tells a copy what storage says about its log.
+    fn tell_state(&mut self, env: &Env, key: LogKey) {
+        let is_damaged = self.journal.is_damaged(key);
+        let state = self.log_state(env, key);
+        let Some(log) = self.replicas.logs.get_mut(&key) else {
+            return;
+        };
+        match is_damaged {
+            true => log.on_broken(state.accepted),
+            false => log.on_state(state),
         }
     }
 
@@ -236,12 +259,7 @@ impl Core {
                 };
                 env.to_core(after_us, self.at, input);
             }
-            FollowerAction::ReportState => {
-                let state = self.log_state(env, key);
-                if let Some(log) = self.replicas.logs.get_mut(&key) {
-                    log.on_state(state);
-                }
-            }
+            FollowerAction::ReportState => self.tell_state(env, key),
             FollowerAction::Note(note) => {
                 env.note(|| format!("n{} {key:?}: {note:?}", self.at.node));
                 if let FollowerNote::Shortened { base, .. } = note {
@@ -286,7 +304,9 @@ impl Core {
                 ReplicateAnswer::refused(PeerCode::LogConflict, "for no reason")
             }
             ReplicateAnswer::Ok { .. }
-                if held.is_batch && env.may_inject && env.random.faults.chance(2) =>
+                if held.is_batch
+                    && env.may_inject
+                    && env.random.faults.chance(false_refusals_per_mille(key.log)) =>
             {
                 env.count_fault(Fault::FalseRefusal);
                 ReplicateAnswer::refused(PeerCode::Unauthorized, "for no reason")
@@ -356,6 +376,7 @@ impl Core {
             Err(refusal) => {
                 let error = match refusal {
                     Refusal::Failed => DiskError::Failed,
+                    Refusal::Damaged => DiskError::Damaged,
                     Refusal::DiskFull => {
                         env.count_fault(Fault::FullDisk);
                         DiskError::Full
