@@ -217,19 +217,16 @@ impl World {
         self.env.count_fault(Fault::DamagedCopy);
         let journal = &mut journals[shard % self.env.plan.cores];
         journal.damage(key);
-        if key.log.is_main() {
-            let counted_for = journal.on_disk(key).map_or(0, LogImage::tail);
-            self.mending.insert(shard, (node, counted_for));
-        }
+        let held = journal.on_disk(key).map_or(0, LogImage::tail);
+        let counted_for = if key.log.is_main() { held } else { 0 };
+        self.mending.insert(shard, (node, key, counted_for));
     }
 
     /// Whether no copy of the shard is less than what it was counted for.
     pub fn mended(&mut self, shard: usize) -> bool {
-        let Some((node, counted_for)) = self.mending.get(&shard).copied() else {
+        let Some((node, key, counted_for)) = self.mending.get(&shard).copied() else {
             return true;
         };
-        let log = self.env.catalog.shards[shard].main_log();
-        let key = LogKey { shard, log };
         let journal = &self.nodes[node][shard % self.env.plan.cores].journal;
         let tail = journal.on_disk(key).map_or(0, LogImage::tail);
         let is_mended = !journal.is_damaged(key) && tail >= counted_for;

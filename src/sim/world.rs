@@ -7,7 +7,7 @@ use super::catalog::{shard_id, Acknowledge, Assignment, Shard, SimCatalog};
 use super::check::Judge;
 use super::consumers::Consumers;
 use super::core::{Core, CoreInput};
-use super::disk::Journal;
+use super::disk::{Journal, LogKey};
 use super::env::{CoreAt, Env, Event, Fault, Plan};
 use super::figure_eight::FigureEight;
 use super::moves::PlannedMove;
@@ -47,8 +47,9 @@ pub struct World {
     /// Shards on their way to another leader.
     pub moves: BTreeMap<usize, PlannedMove>,
     pub figure_eight: Option<FigureEight>,
-    /// Copies that were damaged, by shard and broker, and how far each must reach to be what it was counted for.
-    pub mending: BTreeMap<usize, (usize, u64)>,
+    /// The copy of each shard that was damaged: on which broker, which log, and how far it must reach to be what it
+    /// was counted for.
+    pub mending: BTreeMap<usize, (usize, LogKey, u64)>,
     /// The operator goes by the newest generation alone; a mistake the checkers must notice.
     pub unsafe_promotion: bool,
     last_words: u32,

@@ -163,14 +163,16 @@ impl Judge {
             let at = self.replication.answered_at.entry((node, key)).or_default();
             *at = (*at).max(generation);
         }
-        if let ReplicateAnswer::Refused {
-            code: PeerCode::LogGap,
-            expected_offset,
-            ..
-        } = answer
-        {
-            let asked = &mut self.replication.asked_from;
-            asked.insert((key, generation, node), expected_offset);
+        if is_fencing {
+            let named = match answer {
+                ReplicateAnswer::Ok { durable_offset } => durable_offset,
+                ReplicateAnswer::Refused {
+                    expected_offset, ..
+                } => expected_offset,
+            };
+            let said = &mut self.replication.said;
+            let said = said.entry((key, generation, node)).or_default();
+            *said = named.max(*said);
         }
         let ReplicateAnswer::Ok { durable_offset } = answer else {
             return;

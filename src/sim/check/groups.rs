@@ -233,7 +233,8 @@ impl Judge {
         let base = stream.map_or(0, |image| image.base);
         let watch = self.groups.groups.entry(at).or_default();
         watch.trimmed = watch.trimmed.max(base);
-        self.passed_only_finished(node, at, from..position, journal);
+        // A copy may be of a position that was written about records which are gone.
+        self.passed_only_finished(node, at, from..written.about(&ends), journal);
     }
 
     /// A broker opens a stream: each group's position must be one it may have with these letters.

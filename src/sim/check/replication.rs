@@ -77,8 +77,8 @@ pub struct ReplicationWatch {
     pub(super) marks: BTreeMap<(usize, LogKey, u64), u64>,
     /// Highest offset each follower has answered, by log and generation.
     pub(super) answered: BTreeMap<(LogKey, u64), BTreeMap<usize, u64>>,
-    /// Where each follower has last asked to be sent from, by log and generation.
-    pub(super) asked_from: BTreeMap<(LogKey, u64, usize), u64>,
+    /// The highest place each follower has ever named, by log and generation, whatever became of its copy since.
+    pub(super) said: BTreeMap<(LogKey, u64, usize), u64>,
     /// Highest generation each broker has answered at.
     pub(super) answered_at: BTreeMap<(usize, LogKey), u64>,
     /// Up to where a copy has been compared with a leader's log already.
@@ -244,13 +244,11 @@ impl Judge {
         let is_halted = |at: &usize| counted.iter().any(|c| c.node == *at && c.is_halted);
         let sound = holders.iter().filter(|at| !is_halted(at)).count();
         let is_majority = |followers: usize| (1 + followers) * 2 > replicas.len();
-        // What it asked to be sent from is where it stands as well, and may be less than before.
-        let asked = &self.replication.asked_from;
-        let said = |at: usize| {
-            let asked = asked.get(&(key, generation, at)).copied();
-            answered.get(&at).copied().max(asked).unwrap_or(0)
+        let said = &self.replication.said;
+        let is_guess = |c: &&Counted| {
+            let ever = said.get(&(key, generation, c.node)).copied();
+            !c.is_halted && c.position > Some(ever.unwrap_or(0))
         };
-        let is_guess = |c: &&Counted| !c.is_halted && c.position > Some(said(c.node));
         let invariant = if counted.iter().any(|c| is_guess(&c)) {
             31
         } else if is_majority(sound) {

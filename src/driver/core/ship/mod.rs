@@ -42,6 +42,7 @@ use crate::ids::{Generation, NodeId, ShardId};
 use crate::proto::replication::leader::{
     FollowerIdx, MajorityAlone, OpeningPhase, QuorumWaits, RebuildSlots, ShardEvent, ShardLeader,
 };
+use crate::proto::replication::types::log_word;
 use crate::proto::MonoTime;
 use crate::wire::internal::{ReplicaLog, ShardRef};
 
@@ -310,17 +311,20 @@ impl Core {
         let Some(led) = self.shipping.get(at) else {
             return;
         };
-        let Some((_, log)) = led.logs.iter().find(|(kind, _)| *kind == log).copied() else {
+        let Some((kind, log)) = led.logs.iter().find(|(kind, _)| *kind == log).copied() else {
             return;
         };
         let (epoch, generation) = (led.epoch, led.generation.0);
+        let shard = Arc::clone(&led.shard);
         let token = self.appends.insert(AppendWaiter::Recorded { at, epoch });
         let event = ControlEvent::Begin {
             generation,
             leader: self.me.as_str(),
         };
         if let Err(error) = self.storage.control(log, event, self.wall_us, token) {
-            tracing::error!(%error, "a shard's generation cannot be recorded");
+            let word = log_word(kind);
+            let error = format!("its generation cannot be recorded in its {word} log: {error}");
+            self.refuse_to_lead(&shard, error);
             self.appends.remove(token);
             if let Some(machine) = self.shipping.machine(at, epoch) {
                 machine.on_recorded(false);

@@ -238,6 +238,7 @@ impl<G: ReportGate> ShardLeader<G> {
                 log,
                 reason,
             });
+            self.free_slot_of_waiting(log, place, slots);
         }
         if let Some(cause) = news.paused {
             self.events.push_back(ShardEvent::Paused {
@@ -261,6 +262,22 @@ impl<G: ReportGate> ShardLeader<G> {
             if news.moved {
                 self.advance_mark();
             }
+        }
+    }
+
+    /// A new copy of cursors is filled only behind its dead letters. While those are halted it must not keep
+    /// the slot that they may need for a new copy of their own.
+    fn free_slot_of_waiting(&mut self, halted: ReplicaLog, place: usize, slots: &dyn RebuildSlots) {
+        if halted != ReplicaLog::GroupDeadLetters {
+            return;
+        }
+        let cursors = self
+            .logs
+            .iter_mut()
+            .find(|shipped| shipped.log == ReplicaLog::GroupCursors);
+        let waiting = cursors.and_then(|shipped| shipped.cursors.get_mut(place));
+        if waiting.is_some_and(|cursor| std::mem::replace(&mut cursor.holds_slot, false)) {
+            slots.give_back();
         }
     }
 

@@ -240,3 +240,43 @@ fn a_copy_that_begins_behind_what_was_inherited_is_told_where_the_log_begins() {
     lead.answer_probe(B, gap(40));
     assert_eq!(fetch_from(lead.ask_main(B)), 40);
 }
+
+#[test]
+fn a_new_copy_of_cursors_lets_its_dead_letters_have_the_slot() {
+    let mut lead = Lead::stream(0, 3, 3);
+    lead.answer_probe(B, ok(0));
+    lead.answer_probe(C, ok(0));
+    let [letters, cursors] = [ReplicaLog::GroupDeadLetters, ReplicaLog::GroupCursors];
+    let answer_next = |lead: &mut Lead, expected: ReplicaLog, answer: Answered| {
+        let (log, asked) = lead.ask(B).expect("something to send");
+        assert_eq!(log, expected, "{asked:?}");
+        lead.answer_log(B, log, asked.id, answer);
+        asked.ask
+    };
+    answer_next(&mut lead, letters, ok(3));
+    answer_next(&mut lead, cursors, refused(PeerCode::LogConflict));
+    let rebuild = Ask::Rebuild { base: Offset(0) };
+    assert_eq!(answer_next(&mut lead, cursors, ok(0)), rebuild);
+    assert_eq!(lead.slots.free.get(), 0, "held until it is level");
+    // More letters, which that follower finds to differ: the cursors wait for them now.
+    lead.leader.on_log(letters, 0, 4);
+    let (log, asked) = lead.ask(B).expect("the new letter");
+    assert_eq!((log, asked.ask), (letters, fetch(3)));
+    let fetched = Fetched::Records {
+        end: Offset(4),
+        bytes: 10,
+    };
+    assert!(lead.leader.on_fetched(B, log, asked.id, fetched, lead.now));
+    lead.answer_log(B, log, asked.id, refused(PeerCode::LogConflict));
+    assert_eq!(lead.slots.free.get(), 1);
+    assert_eq!(answer_next(&mut lead, letters, ok(0)), rebuild);
+}
+
+fn fetch(from: u64) -> Ask {
+    let limits = ShipLimits::default();
+    Ask::Fetch {
+        from: Offset(from),
+        max_bytes: limits.batch_bytes,
+        max_records: limits.batch_records,
+    }
+}
