@@ -106,7 +106,6 @@ fn simulated_clusters_keep_their_invariants() {
         "leader_replaced",
         "generation_raised",
         "raised_base",
-        "figure_eight",
         "damaged_copy",
     ] {
         assert!(faults.contains_key(must), "{must} was never injected");
