@@ -381,7 +381,8 @@ pub(crate) fn assemble(
 /// Whether a log that is not known to have written in the lost place may have.
 ///
 /// A log that wrote anywhere in that epoch either has its suspicion in place already or lived on another
-/// core. Otherwise it lived where it last wrote before, unless the number of cores changed in between.
+/// core. Otherwise it lived where it last wrote before, unless the number of cores changed in between or nobody
+/// knows that it did not.
 fn may_have_lost(pieces: &Pieces, loss: &UnknownLoss, core_counts: &HashMap<u64, u16>) -> bool {
     if pieces.iter().any(|(epoch, _, _)| *epoch == loss.epoch) {
         return false;
@@ -394,7 +395,8 @@ fn may_have_lost(pieces: &Pieces, loss: &UnknownLoss, core_counts: &HashMap<u64,
         // It first wrote later; a loss before that shows as a gap.
         return false;
     };
-    *core == loss.core || core_counts.get(epoch) != core_counts.get(&loss.epoch)
+    let (before, then) = (core_counts.get(epoch), core_counts.get(&loss.epoch));
+    *core == loss.core || before.is_none() || before != then
 }
 
 #[cfg(test)]
@@ -557,5 +559,27 @@ mod tests {
         assert_eq!(damage(closed), None);
         // A gap is one, whatever restates the tail behind it.
         assert!(damage(vec![run(0, 20, 0), run(22, 25, 0), restated()]).is_some());
+    }
+
+    #[test]
+    fn a_log_of_another_core_is_cleared_by_known_numbers_of_cores_alone() {
+        let is_cleared = |counts: &[(u64, u16)]| {
+            let mut chapters = Chapters::default();
+            let log = LogId(7);
+            chapters.events(log, 1).push(run(0, 2, 0));
+            let loss = UnknownLoss {
+                core: 1,
+                epoch: 2,
+                detail: "a loss".into(),
+            };
+            let counts = counts.iter().copied().collect();
+            let logs = assemble(vec![(0, chapters)], &[loss], &counts);
+            logs[&log].1.damage.is_none()
+        };
+        assert!(is_cleared(&[(1, 2), (2, 2)]));
+        // It may have moved to the core with the loss.
+        for counts in [&[(1, 2), (2, 3)][..], &[(1, 2)], &[(2, 2)], &[]] {
+            assert!(!is_cleared(counts), "{counts:?}");
+        }
     }
 }

@@ -188,3 +188,120 @@ pub(crate) fn read_image(image: &[u8], map: Option<&RewrittenMap>, wanted: Wante
     let bytes = &image[clamp(range.start)..clamp(range.end)];
     Bytes::from(map.gather(bytes, wanted.position, wanted.len))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::group::GROUP_MAGIC;
+    use crate::format::segment::SegmentHeader;
+    use crate::machine::{Action, CommitMachine, LogSeed, MachineConfig, ReadySegment};
+    use crate::{LogKind, LogName};
+
+    const UUID: DataUuid = [7; 16];
+    const SEGMENT_BYTES: u64 = 16 * 1024;
+    const CORES: u16 = 2;
+
+    /// Fills segments of a core with groups of one record of 5000 bytes, one to a turn.
+    fn write(images: &mut Images, core: u16, epoch: u64, log: &LogName, groups: u8) {
+        let mut machine = CommitMachine::new(MachineConfig {
+            uuid: UUID,
+            core,
+            boot_epoch: epoch,
+            segment_bytes: SEGMENT_BYTES,
+            commit_max_bytes: 8 * 1024,
+            early_commit_bytes: usize::MAX,
+            commit_max_delay_us: 0,
+            commits_in_flight: 1,
+            max_transfer_bytes: 1 << 20,
+            max_queued_bytes: 1 << 20,
+            recent_bytes: 0,
+            flush_after_write: false,
+            next_group: 1,
+            log_end: (0, 0),
+        });
+        let log = machine.add_log(log, LogSeed::default()).expect("a new log");
+        let mut next_segment = 1;
+        for group in 1..=groups {
+            let payload = [group; 5000];
+            let payloads = [&payload[..]].into_iter();
+            let appended = machine.append(log, 1, 1, 0, payloads, 0);
+            assert!(appended.is_ok());
+            if machine.ready_segments() == 0 {
+                images.insert((core, next_segment), blank(core, epoch, next_segment));
+                machine.on_segment_ready(ReadySegment { seq: next_segment });
+                next_segment += 1;
+            }
+            while let Some(action) = machine.poll_action(0) {
+                if let Action::Write {
+                    id,
+                    segment,
+                    position,
+                    data,
+                } = &action
+                {
+                    let image = images.get_mut(&(core, *segment)).expect("it was made");
+                    let at = *position as usize;
+                    image[at..at + data.len()].copy_from_slice(data.as_ref());
+                    machine.on_write_done(*id, &action, Ok(data.len()), 0);
+                }
+            }
+            while machine.poll_completion().is_some() {}
+        }
+    }
+
+    fn blank(core: u16, boot_epoch: u64, seq: u64) -> Vec<u8> {
+        let header = SegmentHeader {
+            uuid: UUID,
+            core,
+            core_count: CORES,
+            seq,
+            boot_epoch,
+            segment_bytes: SEGMENT_BYTES,
+            rewritten: None,
+        };
+        let mut image = header.encode();
+        image.resize(SEGMENT_BYTES as usize, 0);
+        image
+    }
+
+    fn log_of(core: u16) -> LogName {
+        LogName {
+            kind: LogKind::Stream,
+            tenant: "t".into(),
+            namespace: "n".into(),
+            name: "s".into(),
+            shard: u32::from(core),
+        }
+    }
+
+    /// Only a segment that goes with a cut knows how many cores there were when a log last wrote.
+    #[test]
+    fn a_segment_that_is_removed_tells_nothing_that_the_next_start_would_not_know() {
+        let mut images = Images::new();
+        write(&mut images, 0, 1, &log_of(0), 2);
+        write(&mut images, 1, 2, &log_of(1), 1);
+        let of_log = |images: &mut Images| {
+            let found = recover_images(&UUID, images).expect("a known version");
+            let id = log_of(0).id().0;
+            let log = found.logs().into_iter().find(|log| log.id == id);
+            (found.report, log.expect("it has a record"))
+        };
+        assert_eq!(of_log(&mut images.clone()).1.damage, None);
+
+        // The header of its first segment is lost, and the group in its second one is unfinished.
+        images.get_mut(&(0, 1)).expect("made")[..4096].fill(0);
+        images.get_mut(&(0, 2)).expect("made")[8192..].fill(0);
+        // On the other core something is lost later, of which nothing says whose it was.
+        let other = images.get_mut(&(1, 1)).expect("made");
+        other[12288..].fill(1);
+        other[12288..12296].copy_from_slice(&GROUP_MAGIC.to_le_bytes());
+
+        let (report, first) = of_log(&mut images);
+        assert_eq!((report.damages.len(), report.cuts.len()), (1, 1));
+        assert!(!images.contains_key(&(0, 2)));
+        let (again, second) = of_log(&mut images);
+        assert_eq!(first, second, "{report:?}, then {again:?}");
+        assert!(first.damage.is_some());
+        assert_eq!(report.counts.segments, again.counts.segments);
+    }
+}

@@ -111,7 +111,7 @@ pub(crate) struct CoreScan {
     pub strays: Vec<(u64, &'static str)>,
     /// Segment and position behind which the newest live segment holds nothing but zeros.
     pub trim: Option<(u64, u64)>,
-    /// Number of cores in each epoch that created a segment here.
+    /// Number of cores in each epoch that created a live segment here.
     pub core_counts: Vec<(u64, u16)>,
     /// Epoch that wrote each live segment, where its header tells.
     pub epochs: HashMap<u64, u64>,
@@ -169,10 +169,7 @@ pub(crate) fn scan_core(
         linked_cut: None,
         lost_end: false,
         keeps_tail: false,
-        counts: ScanCounts {
-            segments: live.len() as u64,
-            ..ScanCounts::default()
-        },
+        counts: ScanCounts::default(),
         end: (0, 0),
         next_group: 1,
         orderly_stop: false,
@@ -183,10 +180,8 @@ pub(crate) fn scan_core(
         unused,
         strays,
         trim: None,
-        core_counts: live.iter().filter_map(|segment| segment.born).collect(),
-        epochs: (live.iter())
-            .filter_map(|segment| Some((segment.seq, segment.born?.0)))
-            .collect(),
+        core_counts: Vec::new(),
+        epochs: HashMap::new(),
         uses: SegmentTable::default(),
         restated: HashMap::new(),
         freed,
@@ -233,6 +228,7 @@ pub(crate) fn scan_core(
         segment.window.check(&segment.file)?;
     }
     scanner.check_end();
+    scanner.note_births();
     let cuts = scanner.out.cuts.iter();
     let shortened = cuts.map(|cut| (cut.segment, cut.position));
     for (seq, bytes) in shortened.chain(scanner.out.trim) {
@@ -335,6 +331,21 @@ impl Scanner<'_> {
             self.out.lost_end = true;
             self.report_damage(at, self.out.end.1, Vec::new(), reason, self.epoch);
             self.out.next_group = self.vouched + 1;
+        }
+    }
+
+    /// Notes what the headers of the live segments say. Those a cut leaves out are removed now or left out by a
+    /// later link: what only they know would be missing at the next start.
+    fn note_births(&mut self) {
+        let out = &mut self.out;
+        out.counts.segments = out.live.len() as u64;
+        for segment in &self.segments {
+            // They ascend.
+            let is_live = out.live.binary_search(&segment.seq).is_ok();
+            if let Some((epoch, cores)) = segment.born.filter(|_| is_live) {
+                out.core_counts.push((epoch, cores));
+                out.epochs.insert(segment.seq, epoch);
+            }
         }
     }
 
