@@ -247,7 +247,7 @@ impl Judge {
         let said = &self.replication.said;
         let is_guess = |c: &&Counted| {
             let ever = said.get(&(key, generation, c.node)).copied();
-            !c.is_halted && c.position > Some(ever.unwrap_or(0))
+            !c.is_halted && c.position > ever
         };
         let invariant = if counted.iter().any(|c| is_guess(&c)) {
             31

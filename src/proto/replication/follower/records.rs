@@ -30,6 +30,10 @@ impl FollowerLog {
             return self.owe_gap(&request, at.base);
         }
         if has_nothing_to_show(&at) {
+            if payloads.is_empty() {
+                // A leader may open on that.
+                return self.owe_gap(&request, at.base);
+            }
             let detail = "all this copy held was given up under an older leader";
             return self.refuse(&request, PeerCode::LogConflict, detail);
         }

@@ -123,9 +123,11 @@ impl Cursor {
         let durable = durable.min(at.log.synced);
         let before = self.position;
         match sent {
-            Sent::Probe { .. } => {
+            Sent::Probe { at: probed } => {
                 self.next = durable;
                 self.position = before.max(Some(durable));
+                // Asked at the base itself, it has said that it ends below.
+                self.must_offer |= probed == at.log.base && durable < probed;
             }
             Sent::Records { end, .. } => {
                 self.position = before.max(Some(durable));
@@ -177,7 +179,7 @@ impl Cursor {
             return self.on_rebuild_refused(code, at, news);
         }
         match code {
-            PeerCode::LogGap => self.on_gap(expected, at, news),
+            PeerCode::LogGap => self.on_gap(sent, expected, at, news),
             PeerCode::LogConflict => {
                 let reason = match sent {
                     Sent::Bootstrap => HaltReason::NeedsBootstrap,
@@ -213,7 +215,7 @@ impl Cursor {
         }
     }
 
-    fn on_gap(&mut self, expected: u64, at: &mut Setting<'_>, news: &mut News) {
+    fn on_gap(&mut self, sent: Sent, expected: u64, at: &mut Setting<'_>, news: &mut News) {
         self.is_known_to_take_it = true;
         self.is_started = true;
         news.is_fencing = true;
@@ -226,10 +228,15 @@ impl Cursor {
         // Nothing it holds was compared with this log, and it begins behind records that were written here: its
         // head was somebody else's. Shipping on from where it asks would leave a hole that nobody can see.
         let is_anothers = self.position.is_none() && expected > at.log.began;
+        // It asks for a record to compare, and there is none: it is told where the log begins.
+        let has_nothing = match sent {
+            Sent::Probe { at: probed } => probed == expected && expected >= at.log.synced,
+            Sent::Records { .. } | Sent::Bootstrap | Sent::Base { .. } | Sent::Rebuild => false,
+        };
         let is_progress = self.gaps == 0 || expected < self.last_gap;
         self.gaps = if is_progress { 1 } else { self.gaps + 1 };
         self.last_gap = expected;
-        if expected < at.log.base || expected > at.log.synced || is_anothers {
+        if expected < at.log.base || expected > at.log.synced || is_anothers || has_nothing {
             self.must_offer = true;
         } else {
             self.must_offer = false;

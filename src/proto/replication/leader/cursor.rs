@@ -296,7 +296,16 @@ impl Cursor {
             return Want::Nothing;
         }
         let is_alone = self.window.is_empty();
-        if self.must_offer || (self.is_started && self.next < log.base) {
+        let is_below = self.is_started && self.next < log.base;
+        if is_below && !self.must_offer && !self.probe_refused && log.restated.is_some() {
+            // It may hold more than it has said, and an offer of the base would have it give up what it cannot
+            // do without yet: it is asked how far it is.
+            return match is_alone {
+                true => Want::Probe { at: log.base },
+                false => Want::Nothing,
+            };
+        }
+        if self.must_offer || is_below {
             let may = is_alone && log.may_place();
             return if may { Want::Bootstrap } else { Want::Nothing };
         }

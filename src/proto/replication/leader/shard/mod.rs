@@ -15,6 +15,8 @@ use super::opening::{LeadRefusal, LogStart, Opening, OpeningPhase};
 use crate::proto::MonoTime;
 use crate::wire::internal::ReplicaLog;
 
+use wants::log_is_a_state;
+
 pub use types::{FollowerIdx, HaltedReplica, RebuildSlots, ShardEvent, ShardSpec};
 
 struct ShippedLog {
@@ -191,6 +193,10 @@ impl<G: ReportGate> ShardLeader<G> {
             return false;
         };
         let is_wanted = cursor.on_fetched(id, fetched, &limits, now, &mut self.random);
+        if fetched == Fetched::Trimmed && log_is_a_state(log) {
+            // How far it is has to be known before it is offered the base: see `Cursor::want`.
+            (cursor.must_offer, cursor.is_started) = (false, false);
+        }
         is_wanted && !is_superseded
     }
 

@@ -82,7 +82,7 @@ impl<G: ReportGate> ShardLeader<G> {
 
 /// Logs that are compacted by their leader alone, their followers taking its base over. How long a
 /// stream's records are kept, each holder decides itself.
-fn log_is_a_state(log: ReplicaLog) -> bool {
+pub(super) fn log_is_a_state(log: ReplicaLog) -> bool {
     match log {
         ReplicaLog::Cache
         | ReplicaLog::Counters

@@ -68,9 +68,11 @@ fn a_follower_is_told_once_it_holds_all_that_stands_for_the_head() {
         assert_eq!(lead.leader.halted().count(), 0);
         let position = lead.leader.cursor(B, log).unwrap().position();
         assert_eq!(position, Some(25));
-        // The other one lacks all of it.
+        // The other one lacks all of it, and says so.
         let (_, asked) = lead.ask(C).unwrap();
-        assert!(matches!(asked.ask, Ask::Bootstrap { .. }), "{asked:?}");
+        assert_eq!(asked.ask, probe(20));
+        lead.answer_log(C, log, asked.id, gap(10));
+        told(&mut lead, C);
         assert_eq!(lead.leader.cursor(C, log).unwrap().position(), Some(10));
     }
 }
@@ -155,4 +157,39 @@ fn the_slowest_copy_of_any_log_is_the_lag() {
     assert_eq!(lead.leader.lag(), 7);
     ship(&mut lead, C, 17);
     assert_eq!(lead.leader.lag(), 0);
+}
+
+/// A follower that has said less than the leader's base may hold more, and not all that stands for the head.
+#[test]
+fn what_a_follower_holds_is_asked_before_it_is_offered_the_base() {
+    let asked_after = |answer: Answered| {
+        let mut lead = level_cache(10);
+        lead.leader.on_log(VALUES, 0, 25);
+        ship(&mut lead, C, 25);
+        lead.leader.on_log(VALUES, 20, 25);
+        let (log, asked) = lead.ask(B).expect("a question");
+        assert_eq!((log, asked.ask), (VALUES, probe(20)), "no offer");
+        lead.answer_log(B, log, asked.id, answer);
+        lead.ask(B).map(|(_, asked)| asked.ask)
+    };
+    let from = |ask: Option<Ask>| match ask {
+        Some(Ask::Fetch { from, .. }) => from.0,
+        other => panic!("not records: {other:?}"),
+    };
+    assert_eq!(from(asked_after(ok(20))), 20);
+    let base = Offset(20);
+    assert_eq!(asked_after(gap(10)), Some(Ask::Bootstrap { base }));
+    assert_eq!(asked_after(ok(10)), Some(Ask::Bootstrap { base }));
+}
+
+#[test]
+fn a_copy_that_asks_for_a_record_to_compare_is_told_where_the_log_begins_if_there_is_none() {
+    let mut lead = Lead::main(0, 40, 40);
+    lead.answer_probe(C, ok(39));
+    lead.answer_probe(B, gap(40));
+    assert_eq!(lead.answer_probe(B, gap(40)), Offset(40));
+    let asked = lead.ask_main(B).expect("an offer");
+    assert_eq!(asked.ask, Ask::Bootstrap { base: Offset(0) });
+    lead.answer(B, asked.id, ok(0));
+    assert_eq!(fetch_from(lead.ask_main(B)), 0);
 }
