@@ -10,8 +10,8 @@ use felix_uring::wire::client::{PublishOutcome, RetryClass};
 use crate::support::brokers::Brokers;
 use crate::support::client::{refusal, Client, Stream};
 use crate::support::follower::{
-    ScriptedFollower, Shipped, FENCED_EPOCH, LOG_CONFLICT, LOG_GAP, MALFORMED, REBUILD, RECORDS,
-    STALE_ROUTE,
+    ScriptedFollower, Shipped, BOOTSTRAP, FENCED_EPOCH, LOG_CONFLICT, LOG_GAP, MALFORMED, REBUILD,
+    RECORDS, STALE_ROUTE,
 };
 
 /// A stream of three replicas led by node 0.
@@ -256,8 +256,8 @@ async fn a_shard_opens_only_once_a_majority_is_fenced() {
     // A gap fences as well, though it says nothing about a position.
     s.brokers
         .wait_metric(0, "felix_replicated_shards_open", 1.0);
-    let asked = s.c.next_of(RECORDS).await;
-    asked.ok(0).await;
+    // It asked for what the leader has not got: it is told where the log begins.
+    s.c.next_of(BOOTSTRAP).await.ok(0).await;
     stream
         .must_publish_with(COPIED, b"first", &mut s.c, 1)
         .await;
