@@ -115,6 +115,8 @@ pub enum Fault {
     GenerationRaised,
     RaisedBase,
     FigureEight,
+    /// The last look at the logs of such a row of leaders.
+    FigureEightEnded,
     DamagedCopy,
 }
 
@@ -158,6 +160,7 @@ impl Fault {
             Self::GenerationRaised => "generation_raised",
             Self::RaisedBase => "raised_base",
             Self::FigureEight => "figure_eight",
+            Self::FigureEightEnded => "figure_eight_ended",
             Self::DamagedCopy => "damaged_copy",
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! Chance alone hardly ever comes to it: it takes five members, a first leader whose record one other holds,
 //! a second leader who lacks it and writes another in its place, a third who inherited the first record,
-//! brings it to a majority and writes nothing, and a fourth look at the logs that meets the second's.
+//! brings it to a majority and writes nothing, and a fourth look at the logs that meets the second's and, of
+//! that majority, only the member that had held the first record already and so labelled nothing anew.
 //! The operator keeps its rule all the time; only which logs can be reached is arranged.
 
 use super::core::CoreInput;
@@ -29,15 +30,15 @@ pub struct FigureEight {
 enum Step {
     /// The first leader and one other are cut off and take a write.
     Apart { first: usize, with: usize },
-    /// The second leader is to open.
-    Second { first: usize, second: usize },
-    /// It is alone and takes a write.
-    Alone { first: usize, second: usize },
-    /// The third leader is to open; the second and one more do not hear of it.
+    /// The second leader, none of the two, is to open.
+    Second { apart: [usize; 2], second: usize },
+    /// It is alone and takes writes.
+    Alone { apart: [usize; 2], second: usize },
+    /// The third leader, one of the two, is to open; of it these never hear.
     Third {
-        second: usize,
         third: usize,
-        late: usize,
+        other: usize,
+        unaware: [usize; 2],
     },
 }
 
@@ -77,49 +78,65 @@ impl World {
             Step::Apart { first, with } if leader == first => {
                 let seen = self.others(shard, &[first, with]);
                 if let Some(second) = self.replace_seeing(shard, first, &seen) {
-                    self.go_on(shard, Step::Second { first, second }, 20_000);
+                    let apart = [first, with];
+                    self.go_on(shard, Step::Second { apart, second }, 20_000);
                 }
             }
-            Step::Second { first, second } if leader == second => {
+            Step::Second { apart, second } if leader == second => {
                 if !self.leads_openly(shard) {
                     return self.look_again(shard, step, looks);
                 }
                 self.part(shard, &[second]);
+                // More than the first leader wrote, mostly: a shorter log is not promoted.
                 self.write_at(shard, second);
-                self.go_on(shard, Step::Alone { first, second }, 150_000);
+                self.write_at(shard, second);
+                self.go_on(shard, Step::Alone { apart, second }, 150_000);
             }
-            Step::Alone { first, second } if leader == second => {
-                if !self.is_up(first) {
+            Step::Alone { apart, second } if leader == second => {
+                if !apart.iter().all(|node| self.is_up(*node)) {
                     return self.look_again(shard, step, looks);
                 }
-                let seen = self.others(shard, &[second]);
-                let Some(third) = self.replace_seeing(shard, second, &seen) else {
-                    return;
-                };
-                let rest = self.others(shard, &[first, second, third]);
-                let late = *self.env.random.schedule.pick(&rest);
-                self.part(shard, &[second, late]);
-                let step = Step::Third {
-                    second,
-                    third,
-                    late,
-                };
-                self.go_on(shard, step, 20_000);
+                self.third_leader(shard, apart, second);
             }
             Step::Third {
-                second,
                 third,
-                late,
+                other,
+                unaware: [second, late],
             } if leader == third => {
                 let has_shipped = looks > 2 && self.leads_openly(shard);
                 if !has_shipped {
                     return self.look_again(shard, step, looks);
                 }
-                self.replace_seeing(shard, third, &[second, late, third]);
+                self.env.count_fault(Fault::FigureEightEnded);
+                self.replace_seeing(shard, third, &[second, late, other]);
             }
             // Somebody else has replaced the leader meanwhile.
             Step::Apart { .. } | Step::Second { .. } | Step::Alone { .. } | Step::Third { .. } => {}
         }
+    }
+
+    /// One of the two that hold the first record leads third, and meets all but the second leader and one more.
+    fn third_leader(&mut self, shard: usize, apart: [usize; 2], second: usize) {
+        let seen = self.others(shard, &[second]);
+        let Some(third) = self.replace_seeing(shard, second, &seen) else {
+            return;
+        };
+        let Some(other) = apart.into_iter().find(|node| *node != third) else {
+            return;
+        };
+        let rest = self.others(shard, &[apart[0], apart[1], second]);
+        if !apart.contains(&third) || rest.is_empty() {
+            return;
+        }
+        let late = *self.env.random.schedule.pick(&rest);
+        let unaware = [second, late];
+        self.part(shard, &unaware);
+        let step = Step::Third {
+            third,
+            other,
+            unaware,
+        };
+        self.go_on(shard, step, 20_000);
     }
 
     fn go_on(&mut self, shard: usize, step: Step, after_us: u64) {

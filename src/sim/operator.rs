@@ -39,7 +39,7 @@ impl World {
         }
         let current = self.env.catalog.current(shard).clone();
         let is_large = current.replicas.len() == MEMBERS;
-        if is_large && self.env.random.schedule.chance(200) && self.begin_figure_eight(shard) {
+        if is_large && self.env.random.schedule.chance(400) && self.begin_figure_eight(shard) {
             return;
         }
         if self.env.random.schedule.chance(200) {

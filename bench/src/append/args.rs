@@ -52,6 +52,9 @@ pub struct AppendArgs {
     /// Commit groups on their way to the disk at once
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4))]
     pub commits_in_flight: u16,
+    /// Microseconds the core looks for outcomes before it sleeps; a broker's default
+    #[arg(long, default_value_t = 50, value_name = "US", value_parser = clap::value_parser!(u64).range(0..=100_000))]
+    pub spin_us: u64,
     /// Instead: the table by size of the commits, 4K, 64K and 1M, at 1, 64 and 10,000 shards
     #[arg(long)]
     pub groups: bool,
@@ -117,6 +120,7 @@ impl AppendArgs {
             commits_in_flight: usize::from(self.commits_in_flight),
             warm_up: super::WARM_UP,
             duration: self.duration,
+            spin: Duration::from_micros(self.spin_us),
             ..AppendBench::new(shards, payload_bytes as usize)
         }
     }

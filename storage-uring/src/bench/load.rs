@@ -8,6 +8,7 @@ use serde::Serialize;
 use shard_executor::rt::{
     prepare_warm_up_file, sleep, spawn_core, yield_if_needed, yield_now, CoreSpec,
 };
+use shard_executor::Signal;
 
 use super::{open_logs, thread_cpu, Percentiles};
 use crate::config::{StorageConfig, SyncMethod};
@@ -49,12 +50,14 @@ pub struct AppendBench {
     pub spares: usize,
     /// Whether every log is read at its tail while it is written.
     pub tail_reads: bool,
+    /// How long the core looks for outcomes before it sleeps, as a broker's core does.
+    pub spin: Duration,
     /// CPU to run on.
     pub cpu: Option<usize>,
 }
 
 impl AppendBench {
-    /// One-record appends to `shards` logs, 4,096 outstanding, for a second.
+    /// One-record appends to `shards` logs, 4,096 outstanding, for a second, without spinning.
     pub fn new(shards: u32, payload_bytes: usize) -> Self {
         Self {
             shards,
@@ -69,6 +72,7 @@ impl AppendBench {
             early_commit_bytes: 256 << 10,
             spares: 0,
             tail_reads: false,
+            spin: Duration::ZERO,
             cpu: None,
         }
     }
@@ -231,6 +235,7 @@ impl<'a> Load<'a> {
             }
             self.append(&batch, now)?;
             self.storage.kick();
+            self.look(&signal);
             signal.wait_take().await;
             self.storage.poll_completions(&mut done);
             self.take(&done)?;
@@ -265,6 +270,18 @@ impl<'a> Load<'a> {
             yield_now().await;
         }
         Ok(report)
+    }
+
+    /// Looks for outcomes for a while: to be woken costs more than a short look.
+    fn look(&self, signal: &Signal) {
+        if self.bench.spin.is_zero() {
+            return;
+        }
+        let until = Instant::now() + self.bench.spin;
+        while !signal.is_set() && Instant::now() < until {
+            std::hint::spin_loop();
+            self.storage.kick();
+        }
     }
 
     fn append(&mut self, batch: &[&[u8]], now: Instant) -> Result<(), StorageError> {

@@ -100,7 +100,7 @@ async fn from_disk(
         let Some(start) = start(shared, log, from, max_bytes)? else {
             return Ok(None);
         };
-        let result = run(&Permit::take(shared)?, start).await;
+        let result = run(&Permit::take(shared)?, start, |_| true).await;
         if cuts() == cuts_before {
             return result.map(Some);
         }
@@ -251,36 +251,32 @@ fn stretch_ahead(
 /// Carries a walk out that nobody waits for yet. Given up when it takes more memory than there is room for.
 async fn run_ahead(
     permit: &Permit,
-    mut walk: ReadWalk,
+    walk: ReadWalk,
     room: u64,
     slot: &Rc<RefCell<AheadSlot>>,
 ) -> Result<ReadBatch, ReadError> {
-    let shared = &permit.shared;
-    let mut input = None;
-    loop {
-        match walk.step(input.take())? {
-            WalkStep::Done(batch) => return Ok(batch),
-            WalkStep::Read(wanted) => {
-                let more = wanted.len.saturating_sub(room + READ_AROUND_BYTES);
-                if more > 0 && !shared.core.borrow_mut().ahead.grow(slot, more) {
-                    return Err(ReadError::Overloaded);
-                }
-                let bytes = fetch(shared, wanted).await?;
-                input = Some((wanted, bytes));
-            }
-        }
-    }
+    run(permit, walk, |len| {
+        let more = len.saturating_sub(room + READ_AROUND_BYTES);
+        more == 0 || permit.shared.core.borrow_mut().ahead.grow(slot, more)
+    })
+    .await
 }
 
-/// Carries a walk out.
-async fn run(permit: &Permit, mut walk: ReadWalk) -> Result<ReadBatch, ReadError> {
-    let shared = &permit.shared;
+/// Carries a walk out. `has_room` is asked before each read about its bytes; overloaded when it says no.
+async fn run(
+    permit: &Permit,
+    mut walk: ReadWalk,
+    has_room: impl Fn(u64) -> bool,
+) -> Result<ReadBatch, ReadError> {
     let mut input = None;
     loop {
         match walk.step(input.take())? {
             WalkStep::Done(batch) => return Ok(batch),
             WalkStep::Read(wanted) => {
-                let bytes = fetch(shared, wanted).await?;
+                if !has_room(wanted.len) {
+                    return Err(ReadError::Overloaded);
+                }
+                let bytes = fetch(&permit.shared, wanted).await?;
                 input = Some((wanted, bytes));
             }
         }

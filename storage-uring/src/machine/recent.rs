@@ -51,7 +51,8 @@ impl RecentExtents {
         self.empty_from(0, offset);
     }
 
-    /// The first offset held, if any.
+    /// The first offset held, if any. For who has a disk to read the rest from.
+    #[cfg(any(test, feature = "runtime"))]
     pub fn oldest_offset(&self) -> Option<u64> {
         self.0.front().map(|oldest| oldest.first_offset)
     }
