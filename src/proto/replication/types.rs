@@ -63,6 +63,18 @@ pub const fn is_main(log: ReplicaLog) -> bool {
     matches!(log, ReplicaLog::Stream | ReplicaLog::Cache)
 }
 
+/// Whether the log says the same without its head once that was written anew: it is compacted by its leader
+/// alone, its followers taking its base over. How long a stream's records are kept, each holder decides itself.
+pub const fn is_a_state(log: ReplicaLog) -> bool {
+    match log {
+        ReplicaLog::Cache
+        | ReplicaLog::Counters
+        | ReplicaLog::GroupCursors
+        | ReplicaLog::GroupDeadLetters => true,
+        ReplicaLog::Stream => false,
+    }
+}
+
 /// Short name for messages, metrics and `/status`.
 pub const fn log_word(log: ReplicaLog) -> &'static str {
     match log {

@@ -136,11 +136,7 @@ impl Core {
                 continue;
             }
             for key in logs_of_shard(env, shard) {
-                let log = FollowerLog::new(self.me.clone(), None);
-                let log = match key.log {
-                    SimLog::Stream => log,
-                    _ => log.taking_base(),
-                };
+                let log = FollowerLog::new(self.me.clone(), None).of_log(key.log.wire());
                 self.replicas.logs.insert(key, log);
                 self.tell_state(env, key);
             }

@@ -138,10 +138,7 @@ impl Core {
         let copy = self.followers.copies.insert(Copy {
             key: key.clone(),
             log: log.ok(),
-            machine: match key.log {
-                ReplicaLog::Stream => FollowerLog::new(self.me.clone(), view),
-                _ => FollowerLog::new(self.me.clone(), view).taking_base(),
-            },
+            machine: FollowerLog::new(self.me.clone(), view).of_log(key.log),
             is_retired: false,
             bound: None,
         });

@@ -34,7 +34,7 @@ use crate::ids::{Generation, NodeId};
 use crate::limits::{FOLLOWER_OWED_ANSWERS, FOLLOWER_WAITING_BYTES, FOLLOWER_WAITING_REQUESTS};
 use crate::proto::outcome::PeerCode;
 
-use super::types::{LogState, ReplicaView, ReplicateAnswer};
+use super::types::{is_a_state, is_main, LogState, ReplicaLog, ReplicaView, ReplicateAnswer};
 use position::Positions;
 
 pub use action::{
@@ -157,6 +157,8 @@ pub struct FollowerLog {
     me: NodeId,
     /// It gives up what its leader says it has given up.
     takes_base: bool,
+    /// Whoever leads next may have less of it than this leader had.
+    is_companion: bool,
     view: Option<ReplicaView>,
     /// The first generation from which on the views named today's leader without a gap.
     leader_since: Generation,
@@ -179,12 +181,13 @@ pub struct FollowerLog {
 }
 
 impl FollowerLog {
-    /// A log that is being opened: everything is refused as unavailable until `on_state`.
+    /// A stream's log that is being opened: everything is refused as unavailable until `on_state`.
     pub fn new(me: NodeId, view: Option<ReplicaView>) -> Self {
         let leader_since = view.as_ref().map_or(Generation(0), |view| view.generation);
         Self {
             me,
             takes_base: false,
+            is_companion: false,
             view,
             leader_since,
             health: LogHealth::Opening,
@@ -203,13 +206,14 @@ impl FollowerLog {
         }
     }
 
-    /// A copy of a log that says the same without its head: once it is known to equal the leader's, it
-    /// is given up below the leader's base. Nobody but the leader can tell what stands for the head, and
-    /// whether those who may lead next have it.
+    /// A copy of that log of a shard. One that says the same without its head is given up below the leader's
+    /// base once it is known to equal the leader's: nobody but the leader can tell what stands for the head,
+    /// and whether those who may lead next have it.
     #[must_use]
-    pub fn taking_base(self) -> Self {
+    pub fn of_log(self, log: ReplicaLog) -> Self {
         Self {
-            takes_base: true,
+            takes_base: is_a_state(log),
+            is_companion: !is_main(log),
             ..self
         }
     }

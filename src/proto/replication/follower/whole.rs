@@ -52,9 +52,10 @@ impl FollowerLog {
             let detail = "a record that a majority holds disagrees with this leader";
             return self.refuse(&request, PeerCode::LogConflict, detail);
         }
-        // A copy that begins above the leader's tail would pass for holding what it never held.
+        // A copy that begins above the leader's tail would pass for holding what it never held. Of a companion its
+        // leader has the head, and need not have what stands for it here: it has to come whole.
         let mark = self.matched.as_ref().and_then(|matched| matched.mark);
-        let is_vouched = at.base <= base || mark >= Some(at.base);
+        let is_vouched = at.base <= base || (!self.is_companion && mark >= Some(at.base));
         let holds = at.base < at.tail && base <= at.tail;
         let is_kept = self.health == LogHealth::Open && holds && is_vouched;
         let change = match is_kept {

@@ -107,7 +107,7 @@ fn n07_bootstrap_over_records() {
 /// A copy of a log that says the same without its head, of 50 records of generation 1.
 fn holding_a_state() -> Replica {
     let mut f = holding(50);
-    f.machine = f.machine.clone().taking_base();
+    f.machine = f.machine.clone().of_log(ReplicaLog::Cache);
     f
 }
 
@@ -149,6 +149,35 @@ fn a_copy_keeps_what_it_does_not_know_to_be_its_leaders() {
     let late = f.answer(late).expect("an answer");
     assert_eq!(refusal(late), refused(PeerCode::FencedEpoch));
     assert_eq!(f.applied.base, 20);
+}
+
+/// Its leader agreed with what it begins with, and still has the head: it need not have what stands for that.
+#[test]
+fn a_companion_that_begins_higher_is_made_anew_whole() {
+    let begins_at_20 = |log| {
+        let mut f = trimmed_to(20, 25);
+        f.machine = f.machine.clone().of_log(log);
+        assert_eq!(f.records(2, 20, &refs(&names("a", 20..22))), ok(22));
+        f
+    };
+    for log in [
+        ReplicaLog::Counters,
+        ReplicaLog::GroupCursors,
+        ReplicaLog::GroupDeadLetters,
+    ] {
+        let mut f = begins_at_20(log);
+        assert_eq!(f.rebuild(2, 0), ok(0));
+        assert_eq!((f.synced.base, f.synced.tail()), (0, 0), "{log:?}");
+    }
+    for log in [ReplicaLog::Stream, ReplicaLog::Cache] {
+        let mut f = begins_at_20(log);
+        assert_eq!(f.rebuild(2, 0), ok(0));
+        assert_eq!(
+            (f.synced.base, f.synced.tail()),
+            (20, 25),
+            "{log:?}: a majority may be counted on it"
+        );
+    }
 }
 
 #[test]

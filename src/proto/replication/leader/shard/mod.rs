@@ -12,10 +12,9 @@ use super::cursor::{AskId, Asked, Cursor, Fetched, Want};
 use super::gate::{FollowerPosition, ReportGate, ReportId};
 use super::mark::QuorumMark;
 use super::opening::{LeadRefusal, LogStart, Opening, OpeningPhase};
+use crate::proto::replication::types::is_a_state;
 use crate::proto::MonoTime;
 use crate::wire::internal::ReplicaLog;
-
-use wants::log_is_a_state;
 
 pub use types::{FollowerIdx, HaltedReplica, RebuildSlots, ShardEvent, ShardSpec};
 
@@ -193,7 +192,7 @@ impl<G: ReportGate> ShardLeader<G> {
             return false;
         };
         let is_wanted = cursor.on_fetched(id, fetched, &limits, now, &mut self.random);
-        if fetched == Fetched::Trimmed && log_is_a_state(log) {
+        if fetched == Fetched::Trimmed && is_a_state(log) {
             // How far it is has to be known before it is offered the base: see `Cursor::want`.
             (cursor.must_offer, cursor.is_started) = (false, false);
         }

@@ -3,6 +3,7 @@
 use super::{FollowerIdx, ReportGate, ShardLeader};
 use crate::proto::replication::leader::cursor::{Cursor, LogView, Want};
 use crate::proto::replication::leader::opening::OpeningPhase;
+use crate::proto::replication::types::is_a_state;
 use crate::proto::MonoTime;
 use crate::wire::internal::ReplicaLog;
 
@@ -23,7 +24,7 @@ impl<G: ReportGate> ShardLeader<G> {
             committed: is_bounded.then(|| self.committed.max(self.mark.get().unwrap_or(0))),
             began: shipped.began,
             is_probing: !self.opening.is_open(),
-            restated: log_is_a_state(shipped.log).then_some(shipped.restated),
+            restated: is_a_state(shipped.log).then_some(shipped.restated),
         }
     }
 
@@ -77,17 +78,5 @@ impl<G: ReportGate> ShardLeader<G> {
             .get(usize::from(follower.0))
             .and_then(Cursor::position)
             .map_or(letters.synced == 0, |held| held >= letters.synced)
-    }
-}
-
-/// Logs that are compacted by their leader alone, their followers taking its base over. How long a
-/// stream's records are kept, each holder decides itself.
-pub(super) fn log_is_a_state(log: ReplicaLog) -> bool {
-    match log {
-        ReplicaLog::Cache
-        | ReplicaLog::Counters
-        | ReplicaLog::GroupCursors
-        | ReplicaLog::GroupDeadLetters => true,
-        ReplicaLog::Stream => false,
     }
 }
