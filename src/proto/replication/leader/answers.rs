@@ -225,9 +225,9 @@ impl Cursor {
             self.position = Some(expected);
             news.moved = true;
         }
-        // Nothing it holds was compared with this log, and it begins behind records that were written here: its
-        // head was somebody else's. Shipping on from where it asks would leave a hole that nobody can see.
-        let is_anothers = self.position.is_none() && expected > at.log.began;
+        // Nothing it holds was compared with this log, and its head was somebody else's, or was given up for
+        // records that this log lacks. Shipping on from where it asks would leave a hole that nobody can see.
+        let is_anothers = self.position.is_none() && expected > at.log.heads_end;
         // It asks for a record to compare, and there is none: it is told where the log begins.
         let has_nothing = match sent {
             Sent::Probe { at: probed } => probed == expected && expected >= at.log.synced,

@@ -65,8 +65,9 @@ pub struct LogView {
     /// On the main log of a `Quorum` shard: one past what is known committed. A copy may not be
     /// placed above it: its answer would move the mark over records nobody holds.
     pub committed: Option<u64>,
-    /// Where this generation begins in it: what lies behind was written by this leader.
-    pub began: u64,
+    /// Where a copy may begin at most of which nothing was compared with this log. What stands for the head
+    /// of one that begins higher, this log may never have had.
+    pub heads_end: u64,
     /// The shard is not open yet: failed probes are repeated at their own pace.
     pub is_probing: bool,
     /// Where a follower must have come to before it is told of the base, of a log whose base followers

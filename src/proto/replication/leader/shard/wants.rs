@@ -22,7 +22,9 @@ impl<G: ReportGate> ShardLeader<G> {
             base: shipped.base,
             synced: shipped.synced,
             committed: is_bounded.then(|| self.committed.max(self.mark.get().unwrap_or(0))),
-            began: shipped.began,
+            // A main log has, below where this generation begins, everything that a head was ever given up for:
+            // by it the leader was chosen. A companion had no part in that.
+            heads_end: if at == 0 { shipped.began } else { shipped.base },
             is_probing: !self.opening.is_open(),
             restated: is_a_state(shipped.log).then_some(shipped.restated),
         }

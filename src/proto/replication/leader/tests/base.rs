@@ -193,3 +193,45 @@ fn a_copy_that_asks_for_a_record_to_compare_is_told_where_the_log_begins_if_ther
     lead.answer(B, asked.id, ok(0));
     assert_eq!(fetch_from(lead.ask_main(B)), 0);
 }
+
+/// A copy of a companion says what the whole log said only with all that was written for its head, and the next
+/// leader, which was not chosen by that log, need not have it.
+#[test]
+fn a_copy_of_a_companion_that_begins_higher_than_its_leaders_is_made_anew() {
+    // Inherited by a leader that was away when the two others compacted at 20: up to 22, where others have 25.
+    let inherited = |log, base| LogStart {
+        log,
+        ..main_log(base, 22, 22)
+    };
+    let asked_after = |log: ReplicaLog, base: u64, answer: Answered| {
+        let logs = [inherited(VALUES, 0), inherited(SUMS, base)];
+        let mut lead = Lead::with(spec(2, true), &logs);
+        let at = lead.answer_probe_of(C, VALUES, ok(22));
+        assert_eq!(at, 21);
+        if log == SUMS {
+            lead.answer_probe_of(B, VALUES, ok(22));
+        }
+        lead.answer_probe_of(B, log, answer);
+        lead
+    };
+    let base = Offset(0);
+    let mut lead = asked_after(SUMS, 0, gap(20));
+    let (log, asked) = lead.ask(B).expect("an offer");
+    assert_eq!((log, asked.ask), (SUMS, Ask::Bootstrap { base }));
+    lead.answer_log(B, log, asked.id, refused(PeerCode::LogConflict));
+    let (log, asked) = lead.ask(B).expect("a new copy");
+    assert_eq!((log, asked.ask), (SUMS, Ask::Rebuild { base }));
+    lead.answer_log(B, log, asked.id, ok(0));
+    let (log, asked) = lead.ask(B).expect("records");
+    assert_eq!((log, fetch_from(Some(asked))), (SUMS, 0));
+
+    // One that begins where its leader's log does is shipped on.
+    let mut lead = asked_after(SUMS, 20, gap(20));
+    let (log, asked) = lead.ask(B).expect("records");
+    assert_eq!((log, fetch_from(Some(asked))), (SUMS, 20));
+
+    // Of the main log the leader has all that any head was given up for: by it it was chosen.
+    let mut lead = asked_after(VALUES, 0, gap(20));
+    let (log, asked) = lead.ask(B).expect("records");
+    assert_eq!((log, fetch_from(Some(asked))), (VALUES, 20));
+}

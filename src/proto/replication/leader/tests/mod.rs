@@ -206,12 +206,23 @@ impl Lead {
     }
 
     pub fn answer_probe(&mut self, follower: FollowerIdx, answer: Answered) -> Offset {
-        let asked = self.ask_main(follower).expect("a probe");
+        Offset(self.answer_probe_of(follower, MAIN, answer))
+    }
+
+    /// Answers the probe of one of the shard's logs, which must be what is asked next.
+    pub fn answer_probe_of(
+        &mut self,
+        follower: FollowerIdx,
+        log: ReplicaLog,
+        answer: Answered,
+    ) -> u64 {
+        let (of, asked) = self.ask(follower).expect("a probe");
+        assert_eq!(of, log, "{asked:?}");
         let Ask::Probe { at } = asked.ask else {
             panic!("not a probe: {asked:?}");
         };
-        self.answer(follower, asked.id, answer);
-        at
+        self.answer_log(follower, log, asked.id, answer);
+        at.0
     }
 
     /// The leader has made records up to `tail` durable.
