@@ -237,6 +237,11 @@ impl Cursor {
         self.position
     }
 
+    /// Whether it is to go on from where it is, though it may have to wait.
+    pub(super) fn is_shipped_to(&self) -> bool {
+        self.halt.is_none()
+    }
+
     /// Why nothing is shipped, when an operator has to know.
     pub fn halted(&self) -> Option<HaltReason> {
         let paused = self

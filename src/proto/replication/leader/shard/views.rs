@@ -37,7 +37,7 @@ impl<G: ReportGate> ShardLeader<G> {
     /// How far whoever may lead next is known to hold a log, so that its head may be given up for
     /// what was written anew: the mark of the main log, by which the next leader is chosen; of a
     /// companion, which has no part in that choice, as far as every follower that is not halted has
-    /// answered.
+    /// answered. One whose disk fails for a while goes on from where it is, and may lead.
     pub fn held_by_heirs(&self, log: ReplicaLog) -> u64 {
         let Some(at) = self.logs.iter().position(|shipped| shipped.log == log) else {
             return 0;
@@ -46,7 +46,7 @@ impl<G: ReportGate> ShardLeader<G> {
             return self.mark.get().unwrap_or(0);
         }
         let shipped = &self.logs[at];
-        let shipped_to = shipped.cursors.iter().filter(|c| c.halted().is_none());
+        let shipped_to = shipped.cursors.iter().filter(|c| c.is_shipped_to());
         let answered = shipped_to.map(|cursor| cursor.position().unwrap_or(0));
         answered.fold(shipped.synced, u64::min)
     }

@@ -235,3 +235,45 @@ fn a_copy_of_a_companion_that_begins_higher_than_its_leaders_is_made_anew() {
     let (log, asked) = lead.ask(B).expect("records");
     assert_eq!((log, fetch_from(Some(asked))), (VALUES, 20));
 }
+
+#[test]
+fn heirs_hold_what_all_have_answered_that_will_go_on() {
+    let mut lead = level_cache(20);
+    assert_eq!(lead.leader.held_by_heirs(SUMS), 20);
+    lead.leader.on_log(SUMS, 0, 25);
+    ship(&mut lead, B, 25);
+    assert_eq!(lead.leader.held_by_heirs(SUMS), 20, "one has not answered");
+    ship(&mut lead, C, 22);
+    assert_eq!(lead.leader.held_by_heirs(SUMS), 22);
+    // Its disk is full for a moment. It is asked again, and may lead as soon as there is space.
+    let (_, asked) = lead.ask(C).expect("the rest");
+    let fetched = Fetched::Records {
+        end: Offset(25),
+        bytes: 1,
+    };
+    let now = lead.now;
+    assert!(lead.leader.on_fetched(C, SUMS, asked.id, fetched, now));
+    lead.answer_log(C, SUMS, asked.id, refused(PeerCode::StorageFailed));
+    let cursor = lead.leader.cursor(C, SUMS).unwrap();
+    assert_eq!(cursor.halted(), Some(HaltReason::Storage));
+    assert_eq!(lead.leader.held_by_heirs(SUMS), 22);
+    // A copy that is no copy of this log is waited for no longer.
+    lead.pass(Duration::from_secs(60));
+    let (_, asked) = lead.ask(C).expect("the rest again");
+    assert!(lead.leader.on_fetched(C, SUMS, asked.id, fetched, lead.now));
+    lead.answer_log(C, SUMS, asked.id, refused(PeerCode::LogConflict));
+    assert_eq!(lead.leader.held_by_heirs(SUMS), 25);
+
+    // Of the main log a majority is enough: whoever leads next meets it.
+    lead.leader.on_log(VALUES, 0, 30);
+    ship(&mut lead, B, 30);
+    lead.collect();
+    assert_eq!(lead.leader.held_by_heirs(VALUES), 30);
+    assert_eq!(lead.leader.held_by_heirs(MAIN), 0, "no log of this shard");
+
+    let mut lead = cache(0, 20);
+    assert_eq!(lead.leader.held_by_heirs(VALUES), 0, "no mark yet");
+    lead.answer_probe_of(B, VALUES, ok(20));
+    lead.answer_probe_of(B, SUMS, ok(20));
+    assert_eq!(lead.leader.held_by_heirs(SUMS), 0, "one has said nothing");
+}
