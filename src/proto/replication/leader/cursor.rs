@@ -441,6 +441,19 @@ impl Cursor {
         }
     }
 
+    /// Whether that fetch is on its way and was not given up.
+    pub(super) fn awaits(&self, id: AskId) -> bool {
+        self.fetching.is_some_and(|(awaited, _)| awaited == id)
+    }
+
+    /// How far the follower is has to be known before it is offered the base: see [`Self::want`]. One that
+    /// takes no batch without records cannot be asked, and records to ask it with are gone.
+    pub(super) fn ask_before_offer(&mut self) {
+        if !self.probe_refused {
+            (self.must_offer, self.is_started) = (false, false);
+        }
+    }
+
     /// The follower's connection has come up anew.
     pub fn on_peer_up(&mut self) {
         self.is_known_to_take_it = false;

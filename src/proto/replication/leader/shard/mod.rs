@@ -191,10 +191,10 @@ impl<G: ReportGate> ShardLeader<G> {
         let Some(cursor) = shipped.cursors.get_mut(usize::from(follower.0)) else {
             return false;
         };
+        let is_awaited = cursor.awaits(id);
         let is_wanted = cursor.on_fetched(id, fetched, &limits, now, &mut self.random);
-        if fetched == Fetched::Trimmed && is_a_state(log) {
-            // How far it is has to be known before it is offered the base: see `Cursor::want`.
-            (cursor.must_offer, cursor.is_started) = (false, false);
+        if is_awaited && fetched == Fetched::Trimmed && is_a_state(log) {
+            cursor.ask_before_offer();
         }
         is_wanted && !is_superseded
     }

@@ -277,3 +277,47 @@ fn heirs_hold_what_all_have_answered_that_will_go_on() {
     lead.answer_probe_of(B, SUMS, ok(20));
     assert_eq!(lead.leader.held_by_heirs(SUMS), 0, "one has said nothing");
 }
+
+/// The leader gave up what it was about to read for a follower.
+fn trimmed(lead: &mut Lead, follower: FollowerIdx, log: ReplicaLog, base: u64) -> AskId {
+    let (of, asked) = lead.ask(follower).expect("records to read");
+    assert_eq!(of, log);
+    assert!(matches!(asked.ask, Ask::Fetch { .. }), "{asked:?}");
+    lead.leader.on_log(log, base, base + 5);
+    let (fetched, now) = (Fetched::Trimmed, lead.now);
+    assert!(!lead
+        .leader
+        .on_fetched(follower, log, asked.id, fetched, now));
+    asked.id
+}
+
+#[test]
+fn a_follower_is_asked_how_far_it_is_when_what_it_lacks_is_given_up_while_it_is_read() {
+    for log in [VALUES, SUMS] {
+        let mut lead = level_cache(10);
+        lead.leader.on_log(log, 0, 25);
+        let id = trimmed(&mut lead, B, log, 20);
+        let (of, asked) = lead.ask(B).expect("a question");
+        assert_eq!((of, asked.ask), (log, probe(10)), "no offer");
+        lead.answer_log(B, log, asked.id, ok(22));
+        // The same read once more, late: that question is answered.
+        let (fetched, now) = (Fetched::Trimmed, lead.now);
+        assert!(!lead.leader.on_fetched(B, log, id, fetched, now));
+        let (of, asked) = lead.ask(B).expect("records");
+        assert_eq!((of, fetch_from(Some(asked))), (log, 22), "it holds more");
+    }
+}
+
+#[test]
+fn one_that_takes_no_empty_batch_is_offered_the_base_when_what_it_lacks_is_given_up() {
+    let mut lead = cache(0, 10);
+    for follower in [B, C] {
+        lead.answer_probe_of(follower, VALUES, ok(10));
+    }
+    lead.answer_probe_of(B, SUMS, refused(PeerCode::Malformed));
+    ship(&mut lead, B, 10);
+    lead.leader.on_log(SUMS, 0, 25);
+    trimmed(&mut lead, B, SUMS, 20);
+    let (log, _, base) = told(&mut lead, B);
+    assert_eq!((log, base), (SUMS, 20));
+}
