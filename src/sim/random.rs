@@ -59,6 +59,8 @@ pub struct Random {
     pub faults: Choices,
     /// What brokers do of their own accord, and consumer groups.
     pub upkeep: Choices,
+    /// What becomes of those who may lead next while a companion is written anew.
+    pub heirs: Choices,
 }
 
 impl Random {
@@ -70,6 +72,7 @@ impl Random {
             workload: Choices::new(seed, 4),
             faults: Choices::new(seed, 5),
             upkeep: Choices::new(seed, 6),
+            heirs: Choices::new(seed, 7),
         }
     }
 }

@@ -41,6 +41,7 @@ impl Judge {
             Change::Truncate { to } => {
                 let by = (generation, is_rebuild);
                 self.check_truncation(node, key, by, *to, journal);
+                self.keeps_what_stands_for_its_head(node, key, (generation, *to), journal);
             }
             Change::Place { base } => {
                 if image.tail() > image.base() && !is_rebuild {
@@ -57,6 +58,7 @@ impl Judge {
             }
             Change::Append { first, records, .. } => {
                 self.check_placed(node, key, (generation, *first), records);
+                self.keeps_what_stands_for_its_head(node, key, (generation, *first), journal);
             }
             Change::Accept { .. } | Change::Begin { .. } | Change::RaiseBase { .. } => {}
         }

@@ -29,6 +29,36 @@ impl Judge {
     /// A copy begins anew somewhere: what it gave up before is nothing it can speak for.
     pub(super) fn forget_given_up(&mut self, node: usize, key: LogKey) {
         self.given_up.records.remove(&(node, key));
+        self.given_up.bases.remove(&(node, key));
+    }
+
+    /// A copy of a companion changes from `at` on as its leader says. One that gave its head up says the same
+    /// only with the records that were written for it: a leader that still has the head, and was not chosen by
+    /// this log, may never have had them.
+    pub(super) fn keeps_what_stands_for_its_head(
+        &mut self,
+        node: usize,
+        key: LogKey,
+        (generation, at): (u64, u64),
+        journal: &Journal,
+    ) {
+        let base = journal.seen(key).base();
+        let held = self.readings.stands_for_the_head(key, base);
+        let Some(held) = held.filter(|_| !key.log.is_main()) else {
+            return;
+        };
+        let Some(leader) = self.replication.leaders.get(&(key, generation)) else {
+            return;
+        };
+        let by_leader = self.given_up.bases.get(&(leader.node, key)).copied();
+        let begins = leader.base.max(by_leader.unwrap_or(0));
+        if at < held && begins < base {
+            let seen = format!(
+                "n{node} {key:?} begins at {base}, is n{}'s from {at} on, which begins at {begins}, and needs all below {held}",
+                leader.node
+            );
+            self.fail(44, seen);
+        }
     }
 
     /// A majority of a small set holds this, and one of them a record that its leader wrote behind it: nothing

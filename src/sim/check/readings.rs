@@ -56,6 +56,13 @@ impl Whole {
     }
 }
 
+impl ReadingWatch {
+    /// How far a log that begins at `base` must reach to say what it said before it was compacted.
+    pub(super) fn stands_for_the_head(&self, key: LogKey, base: u64) -> Option<u64> {
+        self.given_up.get(&(key, base)).copied()
+    }
+}
+
 impl Judge {
     pub fn count(&mut self, what: &'static str, more: u64) {
         *self.readings.counts.entry(what).or_default() += more;
@@ -103,8 +110,8 @@ impl Judge {
     /// follower that was given a new copy and has not got all of it. The main log must never be
     /// led so; of a companion the protocol promises no more.
     pub(super) fn is_partial(&self, key: LogKey, image: &LogImage) -> bool {
-        let held = self.readings.given_up.get(&(key, image.base));
-        !key.log.is_main() && held.is_some_and(|held| *held > image.tail())
+        let held = self.readings.stands_for_the_head(key, image.base);
+        !key.log.is_main() && held.is_some_and(|held| held > image.tail())
     }
 
     /// A follower's copy is placed anew.
@@ -217,7 +224,7 @@ impl Judge {
 
     /// A follower gives up what its leader has given up: its own copy must hold what says the same.
     pub fn on_shortened(&mut self, node: usize, key: LogKey, base: u64, journal: &Journal) {
-        let held = self.readings.given_up.get(&(key, base)).copied();
+        let held = self.readings.stands_for_the_head(key, base);
         let image = journal.seen(key).image();
         let reaches = |image: &&LogImage| held.is_some_and(|held| held <= image.tail());
         match (image.filter(reaches), held) {

@@ -6,8 +6,10 @@ use super::owner::Waiter;
 use super::{Core, CoreInput, Timer};
 use crate::ids::Generation;
 use crate::proto::cache::{Compaction, CompactionLimits, CompactionStep};
+use crate::proto::replication::leader::FollowerIdx;
 use crate::sim::disk::{Change, LogKey};
-use crate::sim::env::Env;
+use crate::sim::env::{Env, Event};
+use crate::sim::operator::Replacement;
 use crate::wire::internal::ReplicaLog;
 
 /// Bounds for logs of a few dozen records.
@@ -129,6 +131,9 @@ impl Core {
         let may = held <= self.held_by_heirs(env, key);
         let token = self.token();
         let change = Change::RaiseBase { base };
+        if may {
+            self.maybe_lose_the_leader(env, key, held);
+        }
         let is_taken = may && {
             let (node, journal) = (self.at.node, &self.journal);
             env.judge.on_give_up(node, key, (base, held), journal);
@@ -142,6 +147,49 @@ impl Core {
             true => pass.raise = Some(token),
             false => pass.machine.on_raise_refused(now),
         }
+    }
+
+    /// While a companion is written anew the disk of one of its followers is full for a moment: it then holds a
+    /// part of what is to stand for the head, and gates nothing.
+    fn maybe_fill_the_disk_of_an_heir(&self, env: &mut Env, key: LogKey) {
+        let is_companion = !key.log.is_main() && env.catalog.is_replicated(key.shard);
+        if !is_companion || !env.may_inject || !env.random.heirs.chance(30) {
+            return;
+        }
+        let heirs = env.catalog.current(key.shard).replicas.iter().copied();
+        let heirs: Vec<usize> = heirs.filter(|node| *node != self.at.node).collect();
+        if heirs.is_empty() {
+            return;
+        }
+        let node = *env.random.heirs.pick(&heirs);
+        let for_us = env.random.heirs.between(1_000, 200_000);
+        env.disk_is_full[node] = true;
+        env.queue.push(env.now_us + for_us, Event::Mend { node });
+    }
+
+    /// The head of a companion is given up although a follower has not answered that it holds what stands for it:
+    /// the leader is lost before that follower has it, and any of those whose main logs are equal leads next.
+    fn maybe_lose_the_leader(&self, env: &mut Env, key: LogKey, held: u64) {
+        let Some(led) = self.leads.led.get(&key.shard) else {
+            return;
+        };
+        let places = 0..led.followers.len();
+        let lacks = |place: &usize| {
+            let cursor = led
+                .machine
+                .cursor(FollowerIdx(*place as u16), key.log.wire());
+            cursor.is_some_and(|cursor| cursor.position() < Some(held))
+        };
+        let is_lacking = !key.log.is_main() && places.filter(lacks).count() > 0;
+        if !is_lacking || !env.may_inject || !env.random.heirs.chance(500) {
+            return;
+        }
+        env.judge
+            .count("leaders_lost_before_their_heirs_had_it_all", 1);
+        let (shard, old) = (key.shard, self.at.node);
+        let after_us = env.random.heirs.between(1_000, 300_000);
+        let event = Event::StopLeader(Replacement { shard, old });
+        env.queue.push(env.now_us + after_us, event);
     }
 
     /// The base is raised, or the journal has failed.
@@ -183,6 +231,7 @@ impl Core {
             pass.machine.on_written(now, is_ok);
             // Not from here: the copies of one batch may all be refused while they are handed over.
             self.push_timer(now, Timer::Compact);
+            self.maybe_fill_the_disk_of_an_heir(env, key);
         }
     }
 
