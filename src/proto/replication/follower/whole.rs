@@ -34,7 +34,7 @@ impl FollowerLog {
     fn take_base(&mut self, request: &FollowerRequest, base: u64) {
         let mark = self.matched.as_ref().and_then(|matched| matched.mark);
         let is_held = self.at.base < base && mark >= Some(base);
-        if self.takes_base && is_held && self.given_up.is_none() {
+        if self.takes_base && is_held {
             let generation = request.generation;
             let records = base - self.at.base;
             self.note(FollowerNote::Shortened { base, records });

@@ -151,6 +151,23 @@ fn a_copy_keeps_what_it_does_not_know_to_be_its_leaders() {
     assert_eq!(f.applied.base, 20);
 }
 
+#[test]
+fn a_copy_made_anew_goes_on_giving_up_heads() {
+    let mut f = holding_a_state();
+    assert_eq!(f.rebuild(1, 10), ok(10));
+    assert_eq!(f.records(1, 10, &refs(&names("a", 10..40))), ok(40));
+    assert_eq!(refusal(f.bootstrap(1, 30)), refused(PeerCode::LogConflict));
+    assert_eq!(f.synced.base, 30);
+    // No further than this leader has agreed.
+    assert_eq!(refusal(f.bootstrap(1, 41)), refused(PeerCode::LogConflict));
+    assert_eq!(f.synced.base, 30);
+    // What it had agreed with stays; the rest may go as before.
+    let other = f.records(1, 39, &["other"]);
+    assert_eq!(refusal(other), refused(PeerCode::LogConflict));
+    assert_eq!(f.records(1, 40, &["b40"]), ok(41));
+    assert_eq!((f.synced.base, f.synced.tail()), (30, 41));
+}
+
 /// Its leader agreed with what it begins with, and still has the head: it need not have what stands for that.
 #[test]
 fn a_companion_that_begins_higher_is_made_anew_whole() {
