@@ -30,11 +30,12 @@ impl FollowerLog {
     }
 
     /// The leader has nothing below `base` any more. The offer itself moves nothing; what this copy may do
-    /// without is a matter of its own.
+    /// without is a matter of its own: what is known to equal the leader's, and is not on its way to the disk.
+    /// That all which stands for it is here as well is the leader's word, who tells nobody before.
     fn take_base(&mut self, request: &FollowerRequest, base: u64) {
         let mark = self.matched.as_ref().and_then(|matched| matched.mark);
         let is_held = self.at.base < base && mark >= Some(base);
-        if self.takes_base && is_held {
+        if self.takes_base && is_held && base <= self.at.durable_tail {
             let generation = request.generation;
             let records = base - self.at.base;
             self.note(FollowerNote::Shortened { base, records });

@@ -151,6 +151,24 @@ fn a_copy_keeps_what_it_does_not_know_to_be_its_leaders() {
     assert_eq!(f.applied.base, 20);
 }
 
+/// Between what was stored and what is on the disk a crash may come: the head may be all there is of it.
+#[test]
+fn a_copy_keeps_its_head_while_what_comes_behind_is_on_its_way_to_the_disk() {
+    let mut f = holding_a_state();
+    f.syncs_at_once = false;
+    f.send_from(
+        "a",
+        1,
+        ReplicateBody::records(50, payloads(&["a50", "a51"])),
+    );
+    f.send_from("a", 1, ReplicateBody::Bootstrap { base_offset: 51 });
+    f.sync_all();
+    assert_eq!((f.synced.base, f.synced.tail()), (0, 52));
+    f.send_from("a", 1, ReplicateBody::Bootstrap { base_offset: 51 });
+    f.sync_all();
+    assert_eq!(f.synced.base, 51);
+}
+
 #[test]
 fn a_copy_made_anew_goes_on_giving_up_heads() {
     let mut f = holding_a_state();
