@@ -143,8 +143,7 @@ impl<G: ReportGate> ShardLeader<G> {
         slots: &dyn RebuildSlots,
     ) -> Option<(ReplicaLog, Asked)> {
         let (at, want) = self.find_want(follower, now)?;
-        // A copy that may not be filled must not keep its slot from the one it waits for.
-        let is_in_turn = self.is_in_turn(at, follower);
+        let may_be_filled = self.may_be_filled(at, follower);
         let view = self.view(at);
         let mut limits = self.spec.limits;
         let shipped = &mut self.logs[at];
@@ -162,7 +161,7 @@ impl<G: ReportGate> ShardLeader<G> {
         if want == Want::Rebuild {
             // I29: whoever might be promoted on a report may not lose its copy.
             let is_unnamed = self.gate.is_unnamed(usize::from(follower.0));
-            if !is_unnamed || !is_in_turn || !slots.try_take() {
+            if !is_unnamed || !may_be_filled || !slots.try_take() {
                 if let Some(halt) = &mut cursor.halt {
                     halt.rebuild_at = now + limits.slot_poll;
                 }

@@ -68,17 +68,30 @@ impl<G: ReportGate> ShardLeader<G> {
         if self.logs[at].log != ReplicaLog::GroupCursors {
             return true;
         }
-        let letters = self
-            .logs
-            .iter()
-            .find(|shipped| shipped.log == ReplicaLog::GroupDeadLetters);
-        let Some(letters) = letters else {
+        let Some((synced, letters)) = self.letters_of(follower) else {
             return true;
         };
         letters
-            .cursors
-            .get(usize::from(follower.0))
-            .and_then(Cursor::position)
-            .map_or(letters.synced == 0, |held| held >= letters.synced)
+            .position()
+            .map_or(synced == 0, |held| held >= synced)
+    }
+
+    /// Whether a new copy would be filled at once: one that may not be must not keep its slot from the one it
+    /// waits for. Level dead letters that are halted will need a new copy themselves with the next of them.
+    pub(super) fn may_be_filled(&self, at: usize, follower: FollowerIdx) -> bool {
+        if self.logs[at].log != ReplicaLog::GroupCursors {
+            return true;
+        }
+        let letters = self.letters_of(follower);
+        let is_halted = letters.is_some_and(|(_, letters)| letters.halted().is_some());
+        self.is_in_turn(at, follower) && !is_halted
+    }
+
+    /// How far the shard's dead letters are synced here, and the follower's place in them.
+    fn letters_of(&self, follower: FollowerIdx) -> Option<(u64, &Cursor)> {
+        let mut logs = self.logs.iter();
+        let letters = logs.find(|shipped| shipped.log == ReplicaLog::GroupDeadLetters)?;
+        let cursor = letters.cursors.get(usize::from(follower.0))?;
+        Some((letters.synced, cursor))
     }
 }

@@ -272,6 +272,45 @@ fn a_new_copy_of_cursors_lets_its_dead_letters_have_the_slot() {
     assert_eq!(answer_next(&mut lead, letters, ok(0)), rebuild);
 }
 
+#[test]
+fn a_new_copy_of_cursors_waits_while_their_dead_letters_are_halted_though_there_are_none() {
+    let [letters, cursors] = [ReplicaLog::GroupDeadLetters, ReplicaLog::GroupCursors];
+    let base = Offset(0);
+    for code in [PeerCode::Unauthorized, PeerCode::LogConflict] {
+        let mut lead = Lead::stream(0, 0, 3);
+        lead.answer_probe(B, ok(0));
+        lead.answer_probe(C, ok(0));
+        lead.answer_probe_of(B, letters, refused(code));
+        if code == PeerCode::LogConflict {
+            // The letters look for a slot while it is another's, and wait.
+            lead.slots.free.set(0);
+            assert_eq!(lead.ask(B), None);
+        }
+        let poll = ShipLimits::default().slot_poll;
+        lead.pass(poll / 2);
+        lead.slots.free.set(1);
+        lead.answer_probe_of(B, cursors, refused(PeerCode::LogConflict));
+        assert_eq!(lead.ask(B), None, "{code:?}: letters may come any time");
+        assert_eq!(lead.slots.free.get(), 1);
+        // Once the letters are as they must be the cursors follow.
+        match code {
+            PeerCode::Unauthorized => {
+                lead.leader.on_view();
+                lead.answer_probe_of(B, letters, ok(0));
+            }
+            _ => {
+                lead.pass(poll / 2);
+                let (log, asked) = lead.ask(B).expect("a new copy");
+                assert_eq!((log, asked.ask), (letters, Ask::Rebuild { base }));
+                lead.answer_log(B, log, asked.id, ok(0));
+            }
+        }
+        lead.pass(poll);
+        let (log, asked) = lead.ask(B).expect("a new copy");
+        assert_eq!((log, asked.ask), (cursors, Ask::Rebuild { base }));
+    }
+}
+
 fn fetch(from: u64) -> Ask {
     let limits = ShipLimits::default();
     Ask::Fetch {
