@@ -179,7 +179,7 @@ impl Core {
             };
             let log = copy.log;
             if let Some(log) = log {
-                copy.machine.on_base_raised(self.storage.base(log));
+                copy.machine.on_base_seen(self.storage.base(log));
             }
             let Some(action) = copy.machine.poll_action() else {
                 break;

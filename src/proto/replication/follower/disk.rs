@@ -39,6 +39,7 @@ impl FollowerLog {
         self.pending.push_back(Pending {
             ticket,
             tail_after: self.at.tail,
+            is_placing: matches!(work, DiskWork::Place { .. }),
             is_done: false,
         });
         self.outbox.push_back(FollowerAction::Disk { ticket, work });

@@ -124,6 +124,8 @@ struct Pending {
     ticket: u64,
     /// The durable tail once it is durable.
     tail_after: u64,
+    /// Until then the log on disk is another.
+    is_placing: bool,
     is_done: bool,
 }
 
@@ -315,6 +317,14 @@ impl FollowerLog {
     /// The log is being closed: everything is refused as unavailable from here on.
     pub fn on_closing(&mut self) {
         self.health = LogHealth::Opening;
+    }
+
+    /// Where storage says that the log begins, whatever is on its way to it: until a copy placed anew is
+    /// durable that is where the old one began.
+    pub fn on_base_seen(&mut self, base: u64) {
+        if !self.pending.iter().any(|pending| pending.is_placing) {
+            self.on_base_raised(base);
+        }
     }
 
     /// Records below `base` were given up by retention or compaction.

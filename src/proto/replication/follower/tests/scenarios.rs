@@ -215,6 +215,23 @@ fn a_companion_that_begins_higher_is_made_anew_whole() {
     }
 }
 
+/// Whoever looks at the disk before the new copy is there sees where the old one began.
+#[test]
+fn where_the_old_copy_began_is_nothing_about_the_new_one() {
+    let mut f = trimmed_to(20, 25);
+    f.machine = f.machine.clone().of_log(ReplicaLog::Counters);
+    f.syncs_at_once = false;
+    f.send_from("b", 2, ReplicateBody::Rebuild { base_offset: 0 });
+    f.sync_one();
+    let sent = names("b", 0..22);
+    f.send_from("b", 2, ReplicateBody::records(0, payloads(&refs(&sent))));
+    f.machine.on_base_seen(20);
+    assert_eq!((f.machine.state().base, f.machine.state().tail), (0, 22));
+    f.sync_all();
+    f.machine.on_base_seen(20);
+    assert_eq!(f.machine.state().base, 20, "the new one's, by now");
+}
+
 #[test]
 fn n08_bootstrap_twice_and_over_an_empty_log() {
     let mut f = Replica::new(Stored::default(), view(1, "a"));
