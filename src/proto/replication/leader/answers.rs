@@ -76,7 +76,7 @@ impl Cursor {
             self.window_bytes -= bytes;
         }
         if let Sent::Base { base } = sent {
-            if self.base_is_told(base, answer) {
+            if self.base_is_refused(base, answer) {
                 return news;
             }
         }
@@ -97,21 +97,22 @@ impl Cursor {
         news
     }
 
-    /// Whether a follower that was told where the log begins has heard it. One that holds records from
-    /// elsewhere says so and changes nothing at that; some do not know the message.
-    fn base_is_told(&mut self, base: u64, answer: Answered) -> bool {
-        let is_told = match answer {
-            Answered::Ok { .. } => true,
+    /// Whether a follower that was told where the log begins refuses that, which is no fault. One that holds
+    /// records from elsewhere says so and changes nothing at that; some do not know the message. Any other is
+    /// told again, unless it has heard it.
+    fn base_is_refused(&mut self, base: u64, answer: Answered) -> bool {
+        let is_refused = match answer {
             Answered::Refused { code, .. } => matches!(
                 code,
                 PeerCode::LogConflict | PeerCode::Malformed | PeerCode::UnsupportedKind
             ),
-            Answered::NotSent | Answered::Unknown => false,
+            Answered::Ok { .. } | Answered::NotSent | Answered::Unknown => false,
         };
-        if !is_told && self.told_base == base {
+        let is_heard = is_refused || matches!(answer, Answered::Ok { .. });
+        if !is_heard && self.told_base == base {
             self.told_base = 0;
         }
-        is_told
+        is_refused
     }
 
     fn on_ok(&mut self, sent: Sent, durable: u64, at: &mut Setting<'_>, news: &mut News) {
@@ -139,7 +140,7 @@ impl Cursor {
                     self.pause_for(PauseCause::Behind, wait, at.now, news);
                 }
             }
-            // INV: told, whatever it holds.
+            // It begins there by now; how far it is, others say.
             Sent::Base { .. } => {}
             Sent::Bootstrap => {
                 self.must_offer = false;

@@ -321,3 +321,14 @@ fn one_that_takes_no_empty_batch_is_offered_the_base_when_what_it_lacks_is_given
     let (log, _, base) = told(&mut lead, B);
     assert_eq!((log, base), (SUMS, 20));
 }
+
+#[test]
+fn one_that_begins_there_already_says_so_and_nothing_else_of_it_is_believed() {
+    let mut lead = level_cache(30);
+    lead.leader.on_log(SUMS, 20, 40);
+    ship(&mut lead, B, 40);
+    let (log, id, _) = told(&mut lead, B);
+    lead.answer_log(B, log, id, ok(35));
+    assert_eq!(lead.leader.cursor(B, SUMS).unwrap().position(), Some(40));
+    assert_eq!(lead.ask(B), None);
+}
