@@ -323,6 +323,59 @@ fn one_that_takes_no_empty_batch_is_offered_the_base_when_what_it_lacks_is_given
 }
 
 #[test]
+fn a_new_leader_tells_nobody_before_it_holds_all_there_is() {
+    // Whatever stands for the head is somewhere below the end the log was found with.
+    let mut lead = cache(20, 30);
+    lead.answer_probe_of(B, VALUES, ok(25));
+    lead.answer_probe_of(C, VALUES, ok(25));
+    let (log, asked) = lead.ask(B).expect("the rest");
+    assert_eq!((log, fetch_from(Some(asked))), (VALUES, 25), "not the base");
+    let fetched = Fetched::Records {
+        end: Offset(30),
+        bytes: 1,
+    };
+    let now = lead.now;
+    assert!(lead.leader.on_fetched(B, log, asked.id, fetched, now));
+    lead.answer_log(B, log, asked.id, ok(30));
+    assert_eq!(told(&mut lead, B).2, 20);
+}
+
+#[test]
+fn what_consumer_groups_keep_is_given_up_by_their_followers_as_well() {
+    let [letters, cursors] = [ReplicaLog::GroupDeadLetters, ReplicaLog::GroupCursors];
+    let mut lead = Lead::stream(5, 10, 10);
+    for log in [MAIN, letters, cursors] {
+        lead.answer_probe_of(B, log, ok(if log == MAIN { 5 } else { 10 }));
+    }
+    for log in [letters, cursors] {
+        lead.leader.on_log(log, 6, 10);
+        let (of, id, base) = told(&mut lead, B);
+        assert_eq!((of, base), (log, 6));
+        lead.answer_log(B, log, id, refused(PeerCode::LogConflict));
+        assert_eq!(lead.ask(B), None);
+    }
+}
+
+#[test]
+fn nobody_is_told_of_a_base_above_what_is_known_committed() {
+    let logs = [main_log(0, 0, 30)].map(|start| LogStart {
+        log: VALUES,
+        ..start
+    });
+    let mut lead = Lead::with(spec(4, true), &logs);
+    lead.answer_probe_of(B, VALUES, ok(30));
+    lead.answer_probe_of(C, VALUES, ok(10));
+    assert_eq!(lead.leader.mark(), Some(10));
+    // No compaction does that: it waits for the mark. It would have the follower throw away what may be needed.
+    lead.leader.on_log(VALUES, 20, 30);
+    assert_eq!(lead.ask(B), None);
+    let third = FollowerIdx(2);
+    lead.answer_probe_of(third, VALUES, ok(30));
+    assert_eq!(lead.leader.mark(), Some(30));
+    assert_eq!(told(&mut lead, B).2, 20);
+}
+
+#[test]
 fn one_that_begins_there_already_says_so_and_nothing_else_of_it_is_believed() {
     let mut lead = level_cache(30);
     lead.leader.on_log(SUMS, 20, 40);
