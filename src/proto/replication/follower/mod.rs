@@ -16,8 +16,9 @@
 //! * I17: records are stored at the offset the leader named, or not at all.
 //! * I19, I20: only records of an older generation are dropped, from its start on at most, and never one
 //!   that this generation's leader agreed with.
-//! * I21: only a rebuild gives a log up, and what it holds stays until the leader's own bytes replace it: a
-//!   leader that is lost meanwhile has cost no copy of anything. A damaged one is given up whole.
+//! * I21: only a rebuild gives a log up, and what it holds from the leader's base on stays until the leader's own
+//!   bytes replace it: of a stream, a leader that is lost meanwhile has cost no copy of anything. A log that is a
+//!   state has lost its head before what stands for that is there; a damaged one is given up whole.
 
 mod action;
 mod checks;

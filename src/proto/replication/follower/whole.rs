@@ -46,6 +46,10 @@ impl FollowerLog {
     /// A rebuild gives the copy up. Its records stay where they may be the leader's: they are compared from
     /// `base` on, and only what differs is replaced. Throwing them away first would leave fewer copies of what
     /// a majority holds, just when nobody knows whether the leader lives until the new one is level.
+    ///
+    /// Of a stream nothing more is promised, or needed. A log that is a state says less without its head until it
+    /// has all that was written for that, and it gives the head up at once: a leader that is lost meanwhile leaves
+    /// a copy of its companions that nobody should lead with.
     pub(super) fn decide_rebuild(&mut self, request: FollowerRequest, base: u64) {
         let at = &self.at;
         let has_committed = at.base <= base && base < at.commit && base <= at.tail;
