@@ -475,13 +475,6 @@ impl Cursor {
         self.restart_if(was_refused.is_some());
     }
 
-    /// An operator asks for a rebuild of what is halted, whatever its schedule says.
-    pub fn rebuild_now(&mut self, now: MonoTime) {
-        if let Some(halt) = &mut self.halt {
-            halt.rebuild_at = now;
-        }
-    }
-
     fn restart_if(&mut self, is_over: bool) {
         if is_over {
             self.is_started = false;

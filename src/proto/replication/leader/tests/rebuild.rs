@@ -319,3 +319,21 @@ fn fetch(from: u64) -> Ask {
         max_records: limits.batch_records,
     }
 }
+
+/// A read takes its time, and a cursor that comes meanwhile may pass a dead letter that came meanwhile.
+#[test]
+fn cursors_are_read_only_as_far_as_they_reached_when_the_dead_letters_were_level() {
+    let [letters, cursors] = [ReplicaLog::GroupDeadLetters, ReplicaLog::GroupCursors];
+    let mut lead = Lead::stream(0, 3, 5);
+    lead.answer_probe(B, ok(0));
+    lead.answer_probe_of(B, letters, ok(3));
+    lead.answer_probe_of(B, cursors, ok(1));
+    let (log, asked) = lead.ask(B).expect("cursors");
+    let Ask::Fetch {
+        from, max_records, ..
+    } = asked.ask
+    else {
+        panic!("not a fetch: {asked:?}");
+    };
+    assert_eq!((log, from, max_records), (cursors, Offset(1), 4));
+}
