@@ -119,6 +119,30 @@ fn a_refused_log_begins_anew_and_stays_whole_whatever_was_lost() {
     }
 }
 
+/// The records that named a generation are gone with the log. What had been accepted by them is not.
+#[test]
+fn a_log_begun_anew_has_accepted_what_anything_of_it_named() {
+    let mut rng = Rng(45);
+    let sim = written(&mut rng);
+    for images in damaged_for_one(&sim) {
+        let recovered = recover(images);
+        let seed = &recovered.logs[&0].0;
+        let named = seed.generation.max(seed.control.accepted);
+        assert!(named > 0);
+        let mut next = start(recovered, 2);
+        begin_anew(&mut next).expect("is taken");
+        next.settle();
+        let again = recover(next.durable);
+        let seed = &again.logs[&0].0;
+        assert_eq!((&seed.damage, seed.base, seed.tail), (&None, BASE, BASE));
+        assert!(
+            seed.control.accepted >= named,
+            "{} of {named}",
+            seed.control.accepted
+        );
+    }
+}
+
 #[test]
 fn a_power_cut_leaves_a_refused_log_or_one_that_has_begun_anew() {
     let mut rng = Rng(42);
