@@ -21,6 +21,8 @@ fn written(rng: &mut Rng) -> Sim {
             sim.machine
                 .push_control(log, begin, 0, sim.now_us, 0)
                 .expect("is taken");
+            // In a group of its own, so that damage to it is no damage to the shard beside.
+            sim.settle();
         }
         let len = 50 + rng.below(4000) as usize;
         sim.append((step % 2) as u32, &[payload(rng, len)]);
