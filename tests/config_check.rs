@@ -226,7 +226,8 @@ fn values_alone_are_judged_by_kind_and_range() {
         ("cores", "3-1", "runs backwards"),
         ("node-id", "broker_1", "DNS name"),
         ("node-id", "10.0.0.1", "DNS name"),
-        ("segment-bytes", "1048577", "multiple of 4096"),
+        ("segment-bytes", "67108865", "multiple of 4096"),
+        ("segment-bytes", "8388608", "from 11546624"),
         ("client-idle-timeout-ms", "5000", "from 6000"),
     ];
     for (key, value, rule) in cases {
@@ -339,9 +340,14 @@ fn values_that_are_wrong_together() {
             "raise segment-bytes to 33554432",
         ),
         (
-            &[("segment-bytes", "8388608")],
-            "segment-bytes",
-            "raise it to 11546624",
+            &[("reserve-bytes", "0")],
+            "reserve-bytes",
+            "raise it to 67108864",
+        ),
+        (
+            &[("segment-bytes", "536870912")],
+            "reserve-bytes",
+            "raise it to 536870912",
         ),
         (
             &[("commit-max-bytes", "32505856")],
@@ -379,6 +385,22 @@ fn values_that_are_wrong_together() {
     }
     site.load()
         .expect("the system chooses three different ports");
+}
+
+#[test]
+fn a_reserve_below_a_segment_a_core_is_warned_about() {
+    let mut site = Site::new();
+    site.set("cores", "2");
+    let said = |site: &Site| {
+        let warnings = site.load().expect("works").warnings;
+        warnings.iter().any(|text| text.contains("reserve-bytes"))
+    };
+    site.set("reserve-bytes", "134217728");
+    assert!(!said(&site), "one segment a core");
+    site.set("reserve-bytes", "134217727");
+    assert!(said(&site));
+    let warnings = site.load().expect("works").warnings.join("\n");
+    assert_has(&warnings, &["134217727", "raise it to 134217728"]);
 }
 
 #[test]

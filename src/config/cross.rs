@@ -4,9 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use storage_uring::format::segment::smallest_segment_for;
-
-use crate::limits::{MAX_INTERNAL_BODY_BYTES, MAX_RECORD_BYTES};
+use crate::limits::MAX_INTERNAL_BODY_BYTES;
 
 use super::error::{shown, ConfigError};
 use super::gather::Values;
@@ -90,15 +88,6 @@ fn check_storage(config: &Config, rules: &mut Rules) {
         let remedy = format!("use {}", bytes.next_multiple_of(BLOCK_BYTES));
         rules.require(bytes % BLOCK_BYTES == 0, key, rule, remedy);
     }
-    let least = smallest_segment_for(u64::from(MAX_RECORD_BYTES));
-    rules.require(
-        storage.segment_bytes >= least,
-        "segment-bytes",
-        format!(
-            "must hold the largest record a broker takes, {MAX_RECORD_BYTES} bytes, in one piece"
-        ),
-        format!("raise it to {least} or more"),
-    );
     rules.require(
         commit <= storage.segment_bytes / 2,
         "commit-max-bytes",
@@ -118,6 +107,16 @@ fn check_storage(config: &Config, rules: &mut Rules) {
         ),
         format!("raise it to {least} or more"),
     );
+    // On a start that finds the disk full, what gives space back is itself written into a new segment.
+    rules.require(
+        storage.reserve_bytes >= storage.segment_bytes,
+        "reserve-bytes",
+        format!(
+            "must hold one segment, segment-bytes = {}: a full disk could not give space back",
+            storage.segment_bytes
+        ),
+        format!("raise it to {} or more", storage.segment_bytes),
+    );
     if let Some(blocker) = existing_file_in(&config.data_dir) {
         rules.require(
             false,
@@ -126,6 +125,25 @@ fn check_storage(config: &Config, rules: &mut Rules) {
             "name a directory, or a path at which one can be made",
         );
     }
+}
+
+/// What works and may not in need.
+pub(super) fn warnings(config: &Config) -> Vec<String> {
+    let storage = &config.storage;
+    let cores = config.executor.cores.count() as u64;
+    let wanted = storage.segment_bytes.saturating_mul(cores);
+    let is_short = (storage.segment_bytes..wanted).contains(&storage.reserve_bytes);
+    // Whatever the first cores give back serves the others, but they may have nothing to give.
+    is_short
+        .then(|| {
+            format!(
+                "reserve-bytes = {} holds fewer segments than there are data cores: on a full disk a core may find \
+                 no room to give records up; raise it to {wanted}",
+                storage.reserve_bytes
+            )
+        })
+        .into_iter()
+        .collect()
 }
 
 /// The path itself or a parent of it that exists and is no directory.

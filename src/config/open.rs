@@ -76,6 +76,7 @@ pub fn load(
     let mut errors = Vec::new();
     let mut warnings = Vec::new();
     let draft = resolve(args, environment, &mut errors);
+    warnings.extend(cross::warnings(&draft.config));
     let catalog = draft
         .has_catalog
         .then(|| CatalogFile::load(&draft.config.catalog));

@@ -1,5 +1,7 @@
 //! Every setting of the broker, declared once.
 
+use storage_uring::format::segment::smallest_segment_for;
+
 use crate::limits;
 
 /// What a setting's value looks like.
@@ -91,6 +93,8 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const MINUTE_MS: u64 = 60_000;
+/// A record is never split over two segments.
+const LEAST_SEGMENT_BYTES: u64 = smallest_segment_for(limits::MAX_RECORD_BYTES as u64);
 
 /// All settings, in the order they are shown.
 pub const SETTINGS: &[Setting] = &[
@@ -134,7 +138,7 @@ pub const SETTINGS: &[Setting] = &[
         "Messages one core may have waiting for another"),
     setting(EXECUTOR, "stall-ms", Whole(10, MINUTE_MS), Default("1000"),
         "A core whose loop has not turned for this long is reported as stalled, in ms"),
-    setting(STORAGE, "segment-bytes", Whole(MIB, 2 * GIB), Default("67108864"),
+    setting(STORAGE, "segment-bytes", Whole(LEAST_SEGMENT_BYTES, 2 * GIB), Default("67108864"),
         "Size of a log segment; a multiple of 4096 that holds the largest record"),
     setting(STORAGE, "commit-max-bytes", Whole(64 * KIB, 64 * MIB), Default("1048576"),
         "A commit group takes no further record after this many bytes; a multiple of 4096"),
@@ -151,7 +155,7 @@ pub const SETTINGS: &[Setting] = &[
     setting(STORAGE, "recent-bytes", Whole(0, 64 * GIB), Default("67108864"),
         "Bytes of recent records a core keeps in memory for readers"),
     setting(STORAGE, "reserve-bytes", Whole(0, 1 << 40), Default("268435456"),
-        "Free space kept on the data file system; below it writes are refused until there is more"),
+        "Free space kept on the data file system; below it writes are refused until there is more. At least segment-bytes, better as much for every core"),
     setting(STORAGE, "retention-bytes", Whole(0, limits::MAX_RETENTION_BYTES), Default("0"),
         "Bytes every shard of a stream keeps at least; older whole stretches go; 0: no bound. A stream may say otherwise in the catalog"),
     setting(STORAGE, "retention-age-s", Whole(0, limits::MAX_RETENTION_AGE_S), Default("0"),

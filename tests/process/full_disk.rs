@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use felix_uring::cluster::ClusterSpec;
 use felix_uring::wire::client::messages::StartAt;
 use felix_uring::wire::client::{PublishOutcome, RetryClass};
 
@@ -92,6 +93,13 @@ fn small_disk(bytes: u64) -> Option<SmallDisk> {
     }
 }
 
+/// Settings that leave most of a small disk to records.
+fn tight(spec: &mut ClusterSpec) {
+    spec.extra_args = ["--prewritten-segments=1", "--reserve-bytes=12582912"]
+        .map(String::from)
+        .to_vec();
+}
+
 fn record(number: usize) -> Vec<u8> {
     let mut bytes = vec![(number % 251) as u8; RECORD_BYTES];
     bytes[..8].copy_from_slice(&(number as u64).to_be_bytes());
@@ -103,12 +111,12 @@ async fn a_full_disk_refuses_writes_and_heals() {
     let Some(disk) = small_disk(96 << 20) else {
         return;
     };
-    let mut brokers = Brokers::prepare_with(1, |_| {});
+    let mut brokers = Brokers::prepare_with(1, tight);
     let data = brokers.cluster.node(0).data_dir().to_path_buf();
     std::fs::remove_dir(&data).expect("an empty directory");
     std::os::unix::fs::symlink(&disk.at, &data).expect("a link");
     // So that the segments the broker makes in advance are part of what is left.
-    let filler = disk.fill(24 << 20);
+    let filler = disk.fill(40 << 20);
     brokers.start_node(0);
     let token = brokers.token();
     let client = Client::connect(&brokers, 0).await;
@@ -185,7 +193,7 @@ async fn a_disk_of_4096_byte_sectors_is_written_whole() {
     let Some(disk) = small_disk(96 << 20) else {
         return;
     };
-    let mut brokers = Brokers::prepare_with(1, |_| {});
+    let mut brokers = Brokers::prepare_with(1, tight);
     let data = brokers.cluster.node(0).data_dir().to_path_buf();
     std::fs::remove_dir(&data).expect("an empty directory");
     std::os::unix::fs::symlink(&disk.at, &data).expect("a link");

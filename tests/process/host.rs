@@ -24,7 +24,7 @@ fn serve_args(brokers: &Brokers) -> Vec<String> {
         format!("--internal-listen={}", node.internal_addr()),
         format!("--admin-listen={}", node.admin_addr()),
         "--segment-bytes=12582912".into(),
-        "--reserve-bytes=0".into(),
+        "--reserve-bytes=12582912".into(),
     ]
 }
 

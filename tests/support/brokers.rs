@@ -28,7 +28,7 @@ pub fn scratch() -> TempDir {
 
 /// Flags that keep a broker small: it starts in a fraction of a second.
 pub fn small() -> Vec<String> {
-    ["--prewritten-segments=1", "--reserve-bytes=0"]
+    ["--prewritten-segments=1", "--reserve-bytes=67108864"]
         .map(String::from)
         .to_vec()
 }
