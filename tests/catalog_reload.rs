@@ -151,7 +151,7 @@ fn a_changed_key_set_is_a_change() {
 #[test]
 fn what_would_split_or_lose_a_shard_is_refused() {
     type Change = fn(&mut CatalogDraft);
-    let refused: [(Change, &str, &str); 6] = [
+    let refused: [(Change, &str, &str); 8] = [
         (
             |d| d.assignments[0].generation = Some(4),
             "generation 5 to 4",
@@ -178,6 +178,22 @@ fn what_would_split_or_lose_a_shard_is_refused() {
             "raise its generation",
         ),
         (|d| d.assignments.clear(), "generation 5 to 0", "5 or more"),
+        (
+            |d| {
+                d.streams.clear();
+                d.assignments.clear();
+            },
+            "stream t1/ns/s is gone within generation 0",
+            "generation to 1",
+        ),
+        (
+            |d| {
+                d.streams[0].name = "renamed".into();
+                d.assignments.clear();
+            },
+            "stream t1/ns/s is gone within generation 0",
+            "put it back",
+        ),
     ];
     for (change, cause, remedy) in refused {
         let mut site = Site::new();
@@ -189,7 +205,7 @@ fn what_would_split_or_lose_a_shard_is_refused() {
             text.contains(cause) && text.contains(remedy),
             "{cause}: {text}"
         );
-        assert!(text.contains("catalog.toml:"), "{text}");
+        assert!(text.contains("catalog.toml"), "{text}");
         let running = watch.running().streams().next().expect("a stream").clone();
         assert_eq!(
             (running.shards(), running.assignments[0].generation.0),
@@ -198,7 +214,10 @@ fn what_would_split_or_lose_a_shard_is_refused() {
     }
     let accepted: [Change; 4] = [
         |d| d.assignments[0] = assigned("broker-2", 6),
-        |d| d.streams.clear(),
+        |d| {
+            d.streams.clear();
+            d.generation = 1;
+        },
         |d| d.nodes.swap(0, 2),
         |d| d.nodes[0].client = "127.0.0.1:9000".into(),
     ];
@@ -212,6 +231,34 @@ fn what_would_split_or_lose_a_shard_is_refused() {
         site.write();
         assert_eq!(site.look(&mut watch), "new");
     }
+}
+
+#[test]
+fn a_file_cut_between_two_sections_removes_nothing() {
+    let mut site = Site::new();
+    site.draft.generation = 7;
+    site.draft.assignments.clear();
+    site.draft.caches.push(stream("c", 1));
+    site.write();
+    let mut watch = site.watch();
+    let whole = std::fs::read_to_string(site.path()).expect("readable");
+    for section in ["[[stream]]", "[[cache]]"] {
+        let cut = whole.find(section).expect("a section");
+        std::fs::write(site.path(), &whole[..cut]).expect("written");
+        let text = site.look(&mut watch);
+        assert!(
+            text.contains("cache t1/ns/c is gone within generation 7"),
+            "{text}"
+        );
+        assert_eq!(
+            text.contains("stream t1/ns/s is gone"),
+            section == "[[stream]]",
+            "{text}"
+        );
+        assert_eq!(watch.running().sharded().len(), 2);
+    }
+    std::fs::write(site.path(), &whole).expect("written");
+    assert_eq!(site.look(&mut watch), "new");
 }
 
 #[test]

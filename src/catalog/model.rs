@@ -215,6 +215,7 @@ impl ShardedSpec {
 /// Everything the broker is told about the cluster. Never changes once made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Catalog {
+    pub(super) generation: Generation,
     pub(super) source: PathBuf,
     pub(super) nodes: Vec<NodeInfo>,
     pub(super) node_index: HashMap<NodeId, NodeIdx>,
@@ -227,6 +228,11 @@ impl Catalog {
     /// The file it came from.
     pub fn source(&self) -> &std::path::Path {
         &self.source
+    }
+
+    /// The generation of the file: of every shard that has none of its own.
+    pub fn generation(&self) -> Generation {
+        self.generation
     }
 
     /// All nodes, in the order of the file; [`NodeIdx`] points into this.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use toml::de::DeTable;
 
-use crate::ids::{NameError, NodeId, ShardKind, TenantId};
+use crate::ids::{Generation, NameError, NodeId, ShardKind, TenantId};
 
 use super::assignments::{place, read_assignments};
 use super::declared::{read_sharded, Declared, MAX_GENERATION};
@@ -107,6 +107,7 @@ fn read_root(
         Vec::new()
     };
     Catalog {
+        generation: Generation(default_generation),
         source: path.to_path_buf(),
         nodes,
         node_index,

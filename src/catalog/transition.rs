@@ -1,23 +1,22 @@
 //! What a running broker must not be told: changes from one catalog to the next that would
 //! let two leaders write one shard, or send a key to another shard than before.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+
+use crate::ids::{Namespace, ShardKind, StreamName, TenantId};
 
 use super::fault::{CatalogError, CatalogErrors};
 use super::model::{Assignment, Catalog, NodeIdx, ShardedSpec};
 
 /// Refuses `next` as the successor of `running` when a generation goes down, a leader or the
-/// replicas of a shard change without a higher generation, or a stream changes its number of
-/// shards or its routing.
+/// replicas of a shard change without a higher generation, a stream changes its number of
+/// shards or its routing, or a stream or cache goes without a higher generation of the file.
 pub fn check_transition(running: &Catalog, next: &Catalog) -> Result<(), CatalogErrors> {
-    let key = |spec: &ShardedSpec| {
-        let names = (spec.tenant.clone(), spec.namespace.clone());
-        (spec.kind, names, spec.name.clone())
-    };
-    let before: HashMap<_, &ShardedSpec> = running.sharded.iter().map(|s| (key(s), s)).collect();
-    let mut errors = Vec::new();
+    let named = running.sharded.iter().map(|spec| (full_name(spec), spec));
+    let before: HashMap<_, &ShardedSpec> = named.collect();
+    let mut errors = removal_faults(running, next);
     for spec in &next.sharded {
-        let Some(old) = before.get(&key(spec)) else {
+        let Some(old) = before.get(&full_name(spec)) else {
             continue;
         };
         let mut report = |cause: String, remedy: String| {
@@ -59,6 +58,38 @@ pub fn check_transition(running: &Catalog, next: &Catalog) -> Result<(), Catalog
     } else {
         Err(CatalogErrors(errors))
     }
+}
+
+/// A file that is being written, or was cut between two sections, is a good file with fewer streams: only
+/// its generation, which stands at its beginning, tells a removal that is meant.
+fn removal_faults(running: &Catalog, next: &Catalog) -> Vec<CatalogError> {
+    if next.generation > running.generation {
+        return Vec::new();
+    }
+    let kept: HashSet<_> = next.sharded.iter().map(full_name).collect();
+    let gone = running
+        .sharded
+        .iter()
+        .filter(|spec| !kept.contains(&full_name(spec)));
+    gone.map(|spec| CatalogError {
+        file: next.source.clone(),
+        line: None,
+        cause: format!(
+            "{} is gone within generation {} of the file",
+            spec.title(),
+            running.generation
+        ),
+        remedy: format!(
+            "put it back (a file cut short looks like this: replace it by a rename), or raise the file's \
+             generation to {} if it is to be removed",
+            running.generation.0.saturating_add(1)
+        ),
+    })
+    .collect()
+}
+
+fn full_name(spec: &ShardedSpec) -> (ShardKind, &TenantId, &Namespace, &StreamName) {
+    (spec.kind, &spec.tenant, &spec.namespace, &spec.name)
 }
 
 fn shard_fault(

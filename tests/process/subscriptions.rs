@@ -284,6 +284,9 @@ async fn a_deleted_stream_is_told_to_its_subscribers() {
     let client = Client::connect(&brokers, 0).await;
     let mut events = client.subscribe(&token, FIRST, StartAt::Latest).await;
     brokers.edit_catalog(|catalog| {
+        let generation = catalog.get("generation").and_then(toml::Value::as_integer);
+        let next = generation.unwrap_or(0) + 1;
+        catalog.insert("generation".into(), next.into());
         for table in ["stream", "assignment"] {
             let entries = catalog.get_mut(table).and_then(toml::Value::as_array_mut);
             let entries = entries.unwrap_or_else(|| panic!("no {table}"));
