@@ -220,7 +220,10 @@ fn live(state: &SharedState) -> Answer {
 
 fn ready(state: &SharedState) -> Answer {
     match state.readiness() {
-        Readiness::Ready => Answer::json("200 OK", &json!({ "ready": true, "reasons": [] })),
+        Readiness::Ready => Answer::json(
+            "200 OK",
+            &json!({ "ready": true, "reasons": [], "log_failures": state.log_failures() }),
+        ),
         Readiness::NotReady(reasons) => Answer::json(
             "503 Service Unavailable",
             &json!({ "ready": false, "reasons": reasons }),

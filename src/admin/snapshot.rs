@@ -91,6 +91,9 @@ pub struct StorageSnapshot {
     pub segments: u64,
     /// Bytes at risk in a mode weaker than flush-before-answer; 0 in the durable mode.
     pub unflushed_bytes: u64,
+    /// Why the core's log failed: it takes no writes until the next start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
 }
 
 /// A connection, or the lack of one, to another broker.

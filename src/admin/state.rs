@@ -160,12 +160,32 @@ impl SharedState {
         if self.is_draining() {
             return Readiness::Draining;
         }
-        let holds = lock(&self.holds);
-        if holds.is_empty() {
-            Readiness::Ready
-        } else {
-            Readiness::NotReady(holds.values().cloned().collect())
+        let mut reasons: Vec<String> = lock(&self.holds).values().cloned().collect();
+        let failures = self.log_failures();
+        // While one core's log takes writes, so do its shards.
+        if !failures.is_empty() && failures.len() == self.cores.len() {
+            reasons.extend(failures);
         }
+        match reasons.is_empty() {
+            true => Readiness::Ready,
+            false => Readiness::NotReady(reasons),
+        }
+    }
+
+    /// A line for every core whose log has failed.
+    pub fn log_failures(&self) -> Vec<String> {
+        let failure = |(index, slot): (usize, &Mutex<Option<Published>>)| {
+            let slot = lock(slot);
+            let why = slot.as_ref()?.snapshot.storage.failure.as_ref()?;
+            Some(format!(
+                "the log of core {index} has failed and takes no writes until a restart: {why}"
+            ))
+        };
+        self.cores.iter().enumerate().filter_map(failure).collect()
+    }
+
+    fn is_starting(&self) -> bool {
+        lock(&self.holds).contains_key(START)
     }
 
     /// Cores that have published once and then fell silent for [`LIVE_SILENCE`].
@@ -196,7 +216,8 @@ impl SharedState {
     pub fn status(&self) -> Value {
         let (state, reasons) = match self.readiness() {
             Readiness::Ready => ("ready", Vec::new()),
-            Readiness::NotReady(reasons) => ("starting", reasons),
+            Readiness::NotReady(reasons) if self.is_starting() => ("starting", reasons),
+            Readiness::NotReady(reasons) => ("not_ready", reasons),
             Readiness::Draining => ("draining", Vec::new()),
         };
         let now = Instant::now();
@@ -228,6 +249,7 @@ impl SharedState {
             "uptime_s": self.started.elapsed().as_secs_f64(),
             "state": state,
             "reasons": reasons,
+            "log_failures": self.log_failures(),
             "client_addr": self.info.client_addr,
             "internal_addr": self.info.internal_addr,
             "data_dir": self.info.data_dir,
@@ -321,6 +343,33 @@ mod tests {
         state.start_draining();
         state.release("anything");
         assert_eq!(state.readiness(), Readiness::Draining);
+    }
+
+    #[test]
+    fn a_broker_is_ready_while_one_cores_log_takes_writes() {
+        let state = state();
+        state.release_start();
+        let fail = |index: usize| {
+            let mut snapshot = CoreSnapshot::default();
+            snapshot.storage.failure = Some("a flush failed".into());
+            state.publish_core(index, snapshot);
+        };
+        fail(1);
+        assert_eq!(state.readiness(), Readiness::Ready);
+        let line =
+            "the log of core 1 has failed and takes no writes until a restart: a flush failed";
+        assert_eq!(state.log_failures(), [line]);
+        assert_eq!(state.status()["log_failures"][0], line);
+        fail(0);
+        let Readiness::NotReady(reasons) = state.readiness() else {
+            panic!("no core takes writes");
+        };
+        assert_eq!(reasons.len(), 2);
+        assert!(
+            reasons[0].contains("core 0") && reasons[1] == line,
+            "{reasons:?}"
+        );
+        assert_eq!(state.status()["state"], "not_ready");
     }
 
     #[test]

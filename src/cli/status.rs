@@ -109,16 +109,16 @@ fn one(
 }
 
 fn ready_text(addr: SocketAddr, ready: bool, value: &Value) -> String {
-    if ready {
-        return format!("{addr}: ready");
+    let list = |key: &str| -> String {
+        let lines = value[key].as_array().into_iter().flatten();
+        let lines: Vec<&str> = lines.filter_map(Value::as_str).collect();
+        lines.join("; ")
+    };
+    match (ready, list("log_failures")) {
+        (false, _) => format!("{addr}: not ready: {}", list("reasons")),
+        (true, failures) if failures.is_empty() => format!("{addr}: ready"),
+        (true, failures) => format!("{addr}: ready, but {failures}"),
     }
-    let reasons: Vec<&str> = value["reasons"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-        .collect();
-    format!("{addr}: not ready: {}", reasons.join("; "))
 }
 
 fn text(value: &Value) -> String {
@@ -155,7 +155,7 @@ fn status_text(status: &Value) -> String {
         ),
     );
     for reason in status["reasons"].as_array().into_iter().flatten() {
-        line("  waiting", text(reason));
+        line("  reason", text(reason));
     }
     line(
         "listening",
@@ -302,6 +302,14 @@ mod tests {
         assert!(text.contains("stream:t/n/s#0: a flush failed; replace the disk"));
         let (_, json) = ask(&addr, false, true);
         assert!(serde_json::from_str::<Value>(&json).is_ok(), "{json}");
+
+        let mut failed = crate::admin::CoreSnapshot::default();
+        failed.storage.failure = Some("a flush failed".into());
+        state.publish_core(0, failed);
+        let (result, text) = ask(&addr, true, false);
+        assert_eq!(result.unwrap(), Exit::Failed);
+        let why = "not ready: the log of core 0 has failed and takes no writes until a restart";
+        assert!(text.contains(why), "{text}");
     }
 
     #[test]

@@ -172,6 +172,7 @@ impl Core {
             free_bytes: stats.free_bytes,
             segments: stats.segments_made,
             unflushed_bytes: 0,
+            failure: stats.failure,
         }
     }
 
