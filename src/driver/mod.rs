@@ -6,6 +6,7 @@ mod recover;
 mod secret;
 mod serve;
 mod settings;
+mod signals;
 mod watch;
 
 pub use serve::{serve, ServeError, ServeSummary};

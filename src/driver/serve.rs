@@ -14,12 +14,12 @@ use shard_executor::topology::{
     allowed_cpus, pin_current_thread, place, CoreRequest, Placement, Topology,
 };
 use shard_executor::{inbox, InboxSender, Mesh, StallMonitor};
-use signal_hook::consts::{SIGINT, SIGTERM};
 use storage_uring::{LogKind, LogName, RecoveredSet, Storage};
 
 use super::core::{Control, Core, CoreEnd, CoreParts};
 use super::quic::{bind_reuseport, ServerTls};
 use super::recover::recover;
+use super::signals::Signals;
 use super::{secret, settings};
 use crate::admin::{AdminServer, CatalogSnapshot, NodeInfo, SharedState};
 use crate::catalog::{check_accepted, Catalog, CatalogWatch};
@@ -75,33 +75,7 @@ pub fn serve(loaded: Loaded) -> Result<ServeSummary, ServeError> {
     broker.watch_until_stopped(&signals)
 }
 
-/// Signals that ask for a stop, counted.
-pub(super) struct Signals {
-    count: Arc<std::sync::atomic::AtomicUsize>,
-}
-
-impl Signals {
-    fn install() -> Result<Self, ServeError> {
-        let count = Arc::new(std::sync::atomic::AtomicUsize::new(0));
-        for signal in [SIGTERM, SIGINT] {
-            let counted = Arc::clone(&count);
-            // SAFETY: the handler adds to an atomic, which is async-signal-safe.
-            let installed = unsafe {
-                signal_hook::low_level::register(signal, move || {
-                    counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                })
-            };
-            installed.map_err(|error| start_error("cannot handle stop signals", &error))?;
-        }
-        Ok(Self { count })
-    }
-
-    pub(super) fn received(&self) -> usize {
-        self.count.load(std::sync::atomic::Ordering::Relaxed)
-    }
-}
-
-fn start_error(what: &str, error: &dyn std::fmt::Display) -> ServeError {
+pub(super) fn start_error(what: &str, error: &dyn std::fmt::Display) -> ServeError {
     ServeError::Start(format!("{what}: {error}"))
 }
 

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use shard_executor::rt::CoreHandle;
 
 use super::core::Control;
-use super::serve::{catalog_snapshot, Broker, ServeError, ServeSummary, Signals};
+use super::serve::{catalog_snapshot, Broker, ServeError, ServeSummary};
+use super::signals::Signals;
 use crate::catalog::{check_accepted, Catalog};
 use crate::tls::CertEvent;
 
@@ -33,6 +34,7 @@ impl Broker {
             if let Ok(core) = self.ended.try_recv() {
                 return Err(ServeError::Start(format!("core {core} ended by itself")));
             }
+            signals.discard_set_aside();
             let now = Instant::now();
             self.watch_catalog(now, &mut version);
             self.watch_certificates(now);

@@ -312,3 +312,26 @@ async fn the_deadline_cuts_as_a_second_signal_does() {
         "{log}"
     );
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn signals_that_mean_nothing_here_end_nothing() {
+    let mut brokers = Brokers::start(1);
+    let token = brokers.token();
+    let client = Client::connect(&brokers, 0).await;
+    let mut stream = client.stream(&token).await;
+    for signal in [libc::SIGUSR1, libc::SIGUSR2, libc::SIGALRM, libc::SIGHUP] {
+        let sent = brokers.cluster.node_mut(0).signal(signal);
+        sent.unwrap_or_else(|e| panic!("{e}"));
+    }
+    let deadline = Instant::now() + SOON;
+    while !brokers.log(0).contains("SIGHUP is ignored") && Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let log = brokers.log(0);
+    assert!(log.contains("read again by themselves"), "{log}");
+    brokers.assert_alive(0);
+    assert_eq!(stream.must_publish(FIRST, b"goes on").await, 0);
+    let exit = brokers.cluster.node_mut(0).stop();
+    let exit = exit.unwrap_or_else(|e| panic!("{e}"));
+    assert!(exit.is_clean(), "{exit}: {}", brokers.log(0));
+}
