@@ -17,6 +17,7 @@ use shard_executor::{inbox, InboxSender, Mesh, StallMonitor};
 use storage_uring::{LogKind, LogName, RecoveredSet, Storage};
 
 use super::core::{Control, Core, CoreEnd, CoreParts};
+use super::data_dir::DataDirWatch;
 use super::quic::{bind_reuseport, ServerTls};
 use super::recover::recover;
 use super::signals::Signals;
@@ -126,6 +127,9 @@ pub(super) struct Broker {
     pub(super) stalls: StallMonitor,
     pub(super) catalog: CatalogWatch,
     pub(super) certificates: Vec<CertWatch>,
+    pub(super) data_dir: DataDirWatch,
+    /// Why no log takes writes any more, once the data directory is gone.
+    pub(super) data_dir_lost: Option<String>,
     pub(super) resolved: HashMap<NodeId, SocketAddr>,
     pub(super) resolve_at: Instant,
     pub(super) ready_since: Instant,
@@ -164,6 +168,8 @@ impl Broker {
             )
         })?;
         let recovered = recover(&config, core_count, &state)?;
+        let data_dir = DataDirWatch::new(&config.data_dir, now)
+            .map_err(|error| start_error("cannot look at the data directory", &error))?;
         for (shard, generation) in accepted_generations(&recovered) {
             state.note_accepted(&shard, generation);
         }
@@ -273,6 +279,8 @@ impl Broker {
             stalls,
             catalog: catalog.watch(now),
             certificates,
+            data_dir,
+            data_dir_lost: None,
             resolved: HashMap::new(),
             resolve_at: now,
             ready_since: Instant::now(),

@@ -38,6 +38,7 @@ impl Broker {
             let now = Instant::now();
             self.watch_catalog(now, &mut version);
             self.watch_certificates(now);
+            self.watch_data_dir(now);
             self.resolve_peers(now);
             std::thread::sleep(CONTROL_PERIOD);
         }
@@ -103,6 +104,28 @@ impl Broker {
         }
     }
 
+    /// A directory that is gone ends every core's log, as a failed flush does: nothing is acknowledged that no
+    /// start would find.
+    fn watch_data_dir(&mut self, now: Instant) {
+        let Some(cause) = self.data_dir.poll(now) else {
+            return;
+        };
+        if self.data_dir_lost.is_none() {
+            let why = format!("the data directory is gone: {cause}");
+            tracing::error!(
+                "{why}; writes are refused until a restart. Put the directory back under its name, or restore a \
+                 backup there, and restart the broker"
+            );
+            self.state.hold("data-directory", &why);
+            self.state.metrics().control().data_dir_lost.set(1);
+            self.data_dir_lost = Some(why);
+        }
+        // Every time: a core whose inbox was full must be told, too.
+        if let Some(why) = self.data_dir_lost.clone() {
+            self.tell_all(|| Control::EndLog(why.clone()));
+        }
+    }
+
     /// Peers given by name: resolving blocks, so it happens here and not on a core.
     fn resolve_peers(&mut self, now: Instant) {
         if now < self.resolve_at {
@@ -164,6 +187,7 @@ impl Broker {
             }
         }
         let mut unfinished: Vec<String> = self.cut.try_iter().collect();
+        unfinished.extend(self.data_dir_lost);
         unfinished.extend(running.iter().map(|core| {
             format!("core {core}: has not ended; its disk may have stopped answering")
         }));

@@ -234,6 +234,7 @@ metrics! {
         counter tls_reload_errors "tls_reload_errors_total" "Changed certificates refused; the running ones were kept.";
         counter admin_requests "admin_requests_total" "Requests to the admin listener.";
         counter admin_requests_refused "admin_requests_refused_total" "Requests to the admin listener that were not served.";
+        gauge data_dir_lost "data_dir_lost" "1 once the data directory was removed or renamed under the broker; no log takes writes then.";
         gauge catalog_version "catalog_version" "Version of the catalog in use.";
     }
 }

@@ -10,6 +10,7 @@ mod client_protocol;
 mod companions;
 mod connection_ends;
 mod damaged_copy;
+mod data_dir;
 mod dead_peer;
 mod dialler_matrix;
 mod failover;

@@ -208,6 +208,8 @@ pub enum Control {
         node: NodeId,
         addr: std::net::SocketAddr,
     },
+    /// The log takes no writes any more, for this reason.
+    EndLog(String),
     /// Take no new work, finish what was taken, then stop.
     Drain,
     /// Stop now; what is unfinished is cut and counted.

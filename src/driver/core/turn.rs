@@ -251,6 +251,7 @@ impl Core {
             Control::Resolved { node, addr } => {
                 self.resolved.insert(node, addr);
             }
+            Control::EndLog(why) => self.storage.fail(why),
             Control::Drain => {
                 self.is_draining = true;
                 self.drain_clients();

@@ -268,6 +268,13 @@ impl Storage {
             .map(str::to_owned)
     }
 
+    /// Ends the core log for a reason the storage does not see: what is not durable is answered as failed, and
+    /// nothing more is taken until the next start.
+    pub fn fail(&self, reason: String) {
+        self.shared.core.borrow_mut().machine.fail(reason);
+        self.turn();
+    }
+
     /// Commits everything queued and writes the closing mark. Outcomes can still be taken afterwards.
     pub async fn close(&self) -> Result<(), StorageError> {
         self.shared.core.borrow_mut().machine.request_close();
