@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -212,7 +213,11 @@ fn plan_node(
     let node_id = NodeId::new(&name).map_err(|error| ClusterError::Catalog(error.to_string()))?;
     let node_dir = dir.join(&name);
     let data_dir = node_dir.join("data");
-    std::fs::create_dir_all(&data_dir).map_err(|source| ClusterError::file(&data_dir, source))?;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&data_dir)
+        .map_err(|source| ClusterError::file(&data_dir, source))?;
     let ip = site.unwrap_or(Ipv4Addr::LOCALHOST.into());
     let at = |port: u16| SocketAddr::from((ip, port));
     let names: Vec<String> = site.iter().map(IpAddr::to_string).collect();

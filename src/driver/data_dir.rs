@@ -1,15 +1,42 @@
-//! Whether the path of the data directory still leads to the directory that was opened.
+//! The data directory: who may look into it, and whether its path still leads to the one that was opened.
 //!
 //! Files that were unlinked or moved away can be written to for as long as they are open: without this look a
 //! broker whose directory is gone would acknowledge records no start will ever find.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How often the path is looked at. Both are held open by the storage, so that looking needs no disk.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Makes the directory where there is none. Records are anybody's who can read the files, and their modes are
+/// the umask's: the directory keeps others out.
+pub(super) fn create(dir: &Path) -> io::Result<()> {
+    // Those above it may be shared with others.
+    if let Some(parent) = dir.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    match std::fs::DirBuilder::new().mode(0o700).create(dir) {
+        // A link to a directory is as good as one.
+        Err(_) if dir.is_dir() => Ok(()),
+        made => made,
+    }
+}
+
+/// A warning about a directory that lets others in. Its mode is the operator's, and stays.
+pub(super) fn open_to_others(dir: &Path) -> Option<String> {
+    let mode = std::fs::metadata(dir).ok()?.mode() & 0o777;
+    // To list it or to pass through it: the names of the files are known.
+    (mode & 0o005 != 0).then(|| {
+        format!(
+            "the data directory {} has mode {mode:o}: its records can be read by every user of this host; \
+             chmod 700 it",
+            dir.display()
+        )
+    })
+}
 
 /// Device and inode.
 type FileId = (u64, u64);

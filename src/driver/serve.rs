@@ -21,7 +21,7 @@ use super::data_dir::DataDirWatch;
 use super::quic::{bind_reuseport, ServerTls};
 use super::recover::recover;
 use super::signals::Signals;
-use super::{secret, settings};
+use super::{data_dir, secret, settings};
 use crate::admin::{AdminServer, CatalogSnapshot, NodeInfo, SharedState};
 use crate::catalog::{check_accepted, Catalog, CatalogWatch};
 use crate::config::{Config, CoreSelection, Loaded};
@@ -89,13 +89,16 @@ fn core_request(selection: &CoreSelection) -> CoreRequest {
 
 fn check_host(config: &Config) -> Result<(), ServeError> {
     preflight::raise_soft_limits();
-    std::fs::create_dir_all(&config.data_dir).map_err(|error| {
+    data_dir::create(&config.data_dir).map_err(|error| {
         let what = format!(
             "cannot create the data directory {}",
             config.data_dir.display()
         );
         start_error(&what, &error)
     })?;
+    if let Some(warning) = data_dir::open_to_others(&config.data_dir) {
+        tracing::warn!("{warning}");
+    }
     let mut input = PreflightInput::new(
         Some(config.data_dir.clone()),
         core_request(&config.executor.cores),

@@ -62,7 +62,7 @@ async fn a_directory_that_is_renamed_away_ends_writes_and_readiness() {
 fn a_directory_the_broker_makes_is_its_own_alone() {
     let mut brokers = Brokers::prepare_with(1, |_| {});
     let dir = brokers.cluster.node(0).data_dir().to_path_buf();
-    let warned = "can be read by every user";
+    let warned = "can be read by every user of this host";
     std::fs::remove_dir(&dir).expect("an empty directory");
     brokers.start_node(0);
     let mode = std::fs::metadata(&dir).expect("made").permissions().mode();
