@@ -501,15 +501,78 @@ fn print_record(
         writeln!(out, "{line}")
     } else {
         // A payload with line feeds must not look like several records.
-        let text = shown.map(|t| match args.payload {
-            PayloadForm::Text => format!(" {}", t.escape_debug()),
-            PayloadForm::Hex | PayloadForm::None => format!(" {t}"),
+        let text = shown.map(|text| match args.payload {
+            PayloadForm::Text => escaped(&text),
+            PayloadForm::Hex | PayloadForm::None => text,
         });
-        writeln!(
-            out,
-            "{log} {offset} {}{}",
-            payload.len(),
-            text.unwrap_or_default()
-        )
+        write!(out, "{log} {offset} {}", payload.len())?;
+        if let Some(text) = text {
+            out.write_all(b" ")?;
+            out.write_all(text.as_bytes())?;
+        }
+        out.write_all(b"\n")
+    }
+}
+
+/// As [`str::escape_debug`], which takes its time over every character: most need no escape, and of those of
+/// a binary payload most are replacements for what is no text.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + text.len() / 4);
+    for (at, c) in text.char_indices() {
+        match c {
+            '"' | '\'' | '\\' => out.extend(['\\', c]),
+            ' '..='~' | char::REPLACEMENT_CHARACTER => out.push(c),
+            '\0'..='\x1f' | '\x7f' => push_control(&mut out, c),
+            _ if at == 0 => out.extend(c.escape_debug()),
+            _ if c.is_alphanumeric() => out.push(c),
+            _ => push_escaped_behind_another(&mut out, c),
+        }
+    }
+    out
+}
+
+fn push_control(out: &mut String, c: char) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    match c {
+        '\0' => out.push_str("\\0"),
+        '\t' => out.push_str("\\t"),
+        '\n' => out.push_str("\\n"),
+        '\r' => out.push_str("\\r"),
+        _ => {
+            let (high, low) = (c as usize >> 4, c as usize & 15);
+            out.push_str("\\u{");
+            if high > 0 {
+                out.push(DIGITS[high & 15].into());
+            }
+            out.push(DIGITS[low].into());
+            out.push('}');
+        }
+    }
+}
+
+/// A character that combines with the one before it is escaped only where there is none.
+fn push_escaped_behind_another(out: &mut String, c: char) {
+    let mut pair = String::from("x");
+    pair.push(c);
+    out.extend(pair.escape_debug().skip(1));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_escaped_as_the_standard_library_does() {
+        let every: String = (0..=0x3_ffffu32).filter_map(char::from_u32).collect();
+        for text in [
+            "",
+            "plain",
+            "a \"b\" 'c' \\ \n\t\0\x1b\x7f",
+            "\u{301}e\u{301}",
+            "\u{fffd}\u{fffd}x",
+        ] {
+            assert_eq!(escaped(text), text.escape_debug().to_string(), "{text:?}");
+        }
+        assert!(escaped(&every) == every.escape_debug().to_string());
     }
 }

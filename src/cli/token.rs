@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::exit::{output_error, CommandError, Exit};
 use crate::auth::{mint, MintError, MintRequest, SigningKey};
+use crate::ids::TenantId;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
@@ -21,13 +22,13 @@ use crate::auth::{mint, MintError, MintRequest, SigningKey};
     to standard output. Brokers accept it when the public half of the key is in their catalog.")]
 pub struct TokenArgs {
     /// Tenant the token is for
-    #[arg(long, value_name = "TENANT")]
+    #[arg(long, value_name = "TENANT", value_parser = parse_tenant)]
     tenant: String,
     /// Ed25519 private key, PKCS #8 in PEM
     #[arg(long, value_name = "FILE")]
     key_file: PathBuf,
     /// Key id to name in the token
-    #[arg(long, default_value = "k1", value_name = "KID")]
+    #[arg(long, default_value = "k1", value_name = "KID", value_parser = not_empty)]
     kid: String,
     /// A permission; may be repeated. Without any: publish, subscribe, read and write in the tenant
     #[arg(long = "perm", value_name = "ACTION:PATTERN")]
@@ -36,7 +37,7 @@ pub struct TokenArgs {
     #[arg(long, default_value = "1h", value_name = "TIME", value_parser = parse_ttl_s)]
     ttl: u64,
     /// Who the token says the client is
-    #[arg(long, default_value = "felix-uring", value_name = "NAME")]
+    #[arg(long, default_value = "felix-uring", value_name = "NAME", value_parser = not_empty)]
     sub: String,
     /// Print one JSON object with the token and its claims
     #[arg(long)]
@@ -96,6 +97,21 @@ fn data_permissions(tenant: &str) -> Vec<String> {
     .to_vec()
 }
 
+/// No broker has a tenant of another form: a token for one is refused everywhere.
+fn parse_tenant(text: &str) -> Result<String, String> {
+    match TenantId::new(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(why) => Err(format!("{why}; name a tenant of the catalog")),
+    }
+}
+
+fn not_empty(text: &str) -> Result<String, String> {
+    match text.trim().is_empty() {
+        true => Err("must not be empty".to_owned()),
+        false => Ok(text.to_owned()),
+    }
+}
+
 fn parse_ttl_s(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit_s = match &text[digits.len()..] {
@@ -116,6 +132,17 @@ fn parse_ttl_s(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_not_empty() {
+        assert_eq!(parse_tenant("t1"), Ok("t1".to_owned()));
+        assert!(parse_tenant("")
+            .expect_err("empty")
+            .contains("name a tenant"));
+        for bad in ["", "  "] {
+            assert_eq!(not_empty(bad), Err("must not be empty".to_owned()));
+        }
+    }
 
     #[test]
     fn times_have_units_and_bounds() {

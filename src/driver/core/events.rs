@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::metrics::{CloseReason as ClosedBy, HandshakeFault};
+use crate::tls::TlsRefusal;
 
 use super::message::LaneMsg;
 use super::Core;
@@ -136,14 +137,35 @@ impl Core {
             (
                 false,
                 CloseReason::TlsRefused {
-                    by: Refuser::Us, ..
+                    by: Refuser::Us,
+                    alert,
+                    ..
                 },
             ) => {
-                tracing::warn!(%remote, %reason, "refused a peer's certificate");
+                let refused = refused_peer(*alert);
+                tracing::warn!(%remote, %reason, "{refused}");
             }
             (false, _) => tracing::warn!(%remote, %reason, "a peer's handshake failed"),
             (true, _) => tracing::debug!(%remote, %reason, "a client's handshake failed"),
         }
+    }
+}
+
+/// What of a peer was refused with a TLS alert of ours.
+fn refused_peer(alert: u8) -> &'static str {
+    match TlsRefusal::from_alert(alert) {
+        TlsRefusal::WrongProtocol => {
+            "refused a peer's connection: it does not offer the brokers' protocol; this is the internal port"
+        }
+        TlsRefusal::Other => "refused a peer's handshake",
+        TlsRefusal::NoCertificate
+        | TlsRefusal::UnknownIssuer
+        | TlsRefusal::OutsideValidity
+        | TlsRefusal::WrongName
+        | TlsRefusal::WrongUsage
+        | TlsRefusal::Revoked
+        | TlsRefusal::NotAcceptable
+        | TlsRefusal::BadSignature => "refused a peer's certificate",
     }
 }
 
@@ -171,5 +193,18 @@ pub(super) fn peer_end(reason: &CloseReason) -> ClosedBy {
         | CloseReason::Refused
         | CloseReason::VersionMismatch
         | CloseReason::TransportError { .. } => ClosedBy::PeerTransportError,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_protocol_is_not_told_as_a_certificate() {
+        for (alert, said) in [(120, "protocol"), (48, "certificate"), (40, "handshake")] {
+            assert!(refused_peer(alert).contains(said), "{alert}");
+        }
+        assert!(!refused_peer(120).contains("certificate"));
     }
 }
