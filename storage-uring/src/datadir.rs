@@ -6,12 +6,14 @@
 //! <data>/core-log/<core>/seg-<seq>.fxl   segments, sequence in 16 hex digits
 //! <data>/core-log/<core>/freed           segments that were given back
 //! <data>/core-log/<core>/spare-<n>.fxs   zeroed files on their way to becoming segments
+//! <data>/core-log/<core>/seg-<seq>.short   a start found this segment shorter than it was made
 //! <data>/core-log/<core>/rewrite-<seq>.fxs  a rewritten segment that has not taken its place yet
 //! ```
 //!
 //! The boot epoch is raised and made durable before anything is written, so that what a former start left
 //! half done can always be told from what this one writes.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
@@ -96,6 +98,25 @@ impl Layout {
         Ok(seqs)
     }
 
+    /// Segments of a core that a start found shorter than they were made.
+    pub fn shortened(&self, core: u16) -> Result<BTreeSet<u64>, StorageError> {
+        let names = read_dir(&self.core(core))?;
+        let names = names.iter().filter_map(|name| name.to_str());
+        Ok(names
+            .filter_map(|name| parse_name(name, ".short"))
+            .collect())
+    }
+
+    /// Says for every later start, durably, that a segment was shorter than it was made before any start
+    /// could have shortened it.
+    pub fn note_shortened(&self, core: u16, seq: u64) -> Result<(), StorageError> {
+        let dir = self.core(core);
+        let path = dir.join(format!("seg-{seq:016x}.short"));
+        File::create(&path)
+            .and_then(|_| sync_dir(&dir))
+            .map_err(|error| StorageError::io("creating", path, error))
+    }
+
     /// Files of a core directory that are no segments yet: spares and rewritten ones, whole or not.
     pub fn spares(&self, core: u16) -> Result<Vec<PathBuf>, StorageError> {
         let dir = self.core(core);
@@ -128,7 +149,11 @@ fn read_dir(dir: &Path) -> Result<Vec<std::ffi::OsString>, StorageError> {
 }
 
 fn parse_segment_name(name: &str) -> Option<u64> {
-    let digits = name.strip_prefix("seg-")?.strip_suffix(".fxl")?;
+    parse_name(name, ".fxl")
+}
+
+fn parse_name(name: &str, suffix: &str) -> Option<u64> {
+    let digits = name.strip_prefix("seg-")?.strip_suffix(suffix)?;
     (digits.len() == 16)
         .then(|| u64::from_str_radix(digits, 16).ok())?
         .filter(|seq| *seq > 0)
@@ -237,6 +262,14 @@ pub struct DataDir {
 impl DataDir {
     /// Creates the directory if need be, locks it, and raises the boot epoch.
     pub fn open(dir: &Path) -> Result<Self, StorageError> {
+        let data_dir = Self::lock(dir)?;
+        data_dir.raise()?;
+        Ok(data_dir)
+    }
+
+    /// Creates the directory if need be and locks it, for a start of the next epoch: nothing may be written
+    /// before that is raised.
+    pub(crate) fn lock(dir: &Path) -> Result<Self, StorageError> {
         let layout = Layout::new(dir);
         std::fs::create_dir_all(layout.core_logs())
             .map_err(|error| StorageError::io("creating", dir, error))?;
@@ -251,8 +284,17 @@ impl DataDir {
                 boot_epoch: 1,
             },
         };
-        meta.write(&layout)?;
-        if let Some(parent) = dir.parent() {
+        Ok(Self {
+            layout,
+            meta,
+            _lock: lock,
+        })
+    }
+
+    /// Makes the epoch of this start durable.
+    pub(crate) fn raise(&self) -> Result<(), StorageError> {
+        self.meta.write(&self.layout)?;
+        if let Some(parent) = self.layout.dir().parent() {
             // The directory's own entry; a relative path without a parent is the caller's own directory.
             let parent = if parent.as_os_str().is_empty() {
                 Path::new(".")
@@ -261,11 +303,7 @@ impl DataDir {
             };
             sync_dir(parent).map_err(|error| StorageError::io("syncing", parent, error))?;
         }
-        Ok(Self {
-            layout,
-            meta,
-            _lock: lock,
-        })
+        Ok(())
     }
 }
 

@@ -191,12 +191,7 @@ fn garbage_behind_the_end_is_cut_and_blank_files_are_no_error() {
         assert_eq!(whole(images), 0, "{len} zeros");
     }
     let next = sim.durable.keys().last().expect("some") + 1;
-    for blank in [
-        Vec::new(),
-        vec![0; 4 << 20],
-        super::blank_segment(next, 1),
-        super::blank_segment(next, 1)[..100].to_vec(),
-    ] {
+    for blank in [vec![0; 4 << 20], super::blank_segment(next, 1)] {
         let mut images = sim.durable.clone();
         images.insert(next, blank);
         assert_eq!(whole(images), 0);

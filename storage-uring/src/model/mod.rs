@@ -12,6 +12,7 @@ mod faults;
 mod forged;
 mod histories;
 mod log_state;
+mod lost_ends;
 mod plain;
 mod power_cut;
 mod reclaim;
@@ -39,7 +40,7 @@ use crate::name::{LogKind, LogName};
 use crate::recovery::count_held;
 use crate::recovery::events::assemble;
 use crate::recovery::images::{read_image, rewrite_image};
-use crate::recovery::scan::{scan_core, CoreScan, ScanOptions};
+use crate::recovery::scan::{scan_core, CoreScan, ScanOptions, Since};
 use crate::recovery::settle::{self, SettleStep};
 use crate::recovery::{ImageSource, RecoveryProgress, SegmentInput};
 use crate::rewrite::{FrameTable, RewriteFault, RewritePlan, RewrittenMap};
@@ -433,6 +434,8 @@ pub struct Recovered {
     pub damages: usize,
     pub segments: SegmentTable,
     pub freed: FreedRuns,
+    /// What a start notes beside the segments.
+    pub shortened: Vec<u64>,
 }
 
 impl Recovered {
@@ -448,6 +451,7 @@ impl Recovered {
             damages: 0,
             segments: SegmentTable::default(),
             freed: FreedRuns::default(),
+            shortened: Vec::new(),
         }
     }
 }
@@ -455,8 +459,11 @@ impl Recovered {
 /// Key of the record of freed segments among the images.
 pub const FREED: u64 = 0;
 
-/// Runs the real scan over images.
-fn scan(images: &Images) -> CoreScan {
+/// No start is known to have been the last: any segment may have been shortened by one that died.
+pub const UNKNOWN_EPOCH: u64 = u64::MAX;
+
+/// Runs the real scan over images that nobody has touched since the start `last_epoch` or after it.
+fn scan_since(images: &Images, since: Since<'_>) -> CoreScan {
     let freed = images.get(&FREED).map_or_else(FreedRuns::default, |bytes| {
         // A damaged record counts as none.
         FreedRuns::decode(&UUID, 0, bytes).unwrap_or_default()
@@ -469,9 +476,14 @@ fn scan(images: &Images) -> CoreScan {
     });
     let options = ScanOptions {
         in_use: false,
+        since,
         progress: &RecoveryProgress::default(),
     };
     scan_core(&UUID, 0, inputs.collect(), freed, options).expect("scans")
+}
+
+fn scan(images: &Images) -> CoreScan {
+    scan_since(images, Since::epoch(UNKNOWN_EPOCH))
 }
 
 fn settle_step(images: &mut Images, step: SettleStep) {
@@ -489,8 +501,8 @@ fn settle_step(images: &mut Images, step: SettleStep) {
 
 /// What a recovery leaves whose power is cut after some of its steps: removals since the last sync of the
 /// directory survive or not, each for itself.
-pub fn interrupted_recovery(images: &Images, rng: &mut Rng) -> Images {
-    let steps = settle::steps(&scan(images));
+pub fn interrupted_recovery(images: &Images, last_epoch: u64, rng: &mut Rng) -> Images {
+    let steps = settle::steps(&scan_since(images, Since::epoch(last_epoch)));
     let done = rng.below(steps.len() as u64 + 1) as usize;
     let synced = steps[..done]
         .iter()
@@ -507,11 +519,17 @@ pub fn interrupted_recovery(images: &Images, rng: &mut Rng) -> Images {
 }
 
 /// Runs the real scan over images, and carries out on them what it decided.
-pub fn recover(mut images: Images) -> Recovered {
-    let scan = scan(&images);
+pub fn recover(images: Images) -> Recovered {
+    recover_since(images, Since::epoch(UNKNOWN_EPOCH))
+}
+
+/// As [`recover`], of images of which it is known who shortened them.
+pub(crate) fn recover_since(mut images: Images, since: Since<'_>) -> Recovered {
+    let scan = scan_since(&images, since);
     let steps = settle::steps(&scan);
     let CoreScan {
         chapters,
+        shortened,
         losses,
         cuts,
         damages,
@@ -557,6 +575,7 @@ pub fn recover(mut images: Images) -> Recovered {
         damages: damages.len(),
         segments,
         freed,
+        shortened,
     }
 }
 

@@ -8,7 +8,7 @@ use crate::format::freed::FreedRuns;
 use crate::format::group::GroupHeader;
 use crate::format::segment::SegmentHeader;
 use crate::machine::ControlEvent;
-use crate::recovery::scan::{scan_core, ScanOptions};
+use crate::recovery::scan::{scan_core, ScanOptions, Since};
 use crate::recovery::{ImageSource, RecoveryProgress, SegmentInput, SegmentSource};
 use crate::rewrite::RewriteFault;
 
@@ -370,6 +370,7 @@ fn what_was_rewritten_after_it_was_listed_is_looked_at_again() {
             }),
         });
         let options = ScanOptions {
+            since: Since::epoch(super::UNKNOWN_EPOCH),
             in_use: true,
             progress: &RecoveryProgress::default(),
         };

@@ -6,10 +6,11 @@ use std::rc::Rc;
 
 use super::plain::{Op, PlainLog, Tracked};
 use super::{
-    interrupted_recovery, name, read_images, recover, Images, Recovered, Rng, Sim, SimOptions,
+    interrupted_recovery, name, read_images, recover_since, Images, Recovered, Rng, Sim, SimOptions,
 };
 use crate::error::{AppendError, CommitError};
 use crate::machine::{ControlEvent, LogSeed, ReadBatch};
+use crate::recovery::scan::Since;
 
 pub struct Rig {
     pub sim: Sim,
@@ -246,8 +247,8 @@ impl Rig {
     /// Checks one state a power cut left behind, that a second start changes nothing, and that a recovery
     /// which is itself cut short comes to the same end.
     pub fn check_cut(&self, images: Images, rng: &mut Rng) -> Recovered {
-        let interrupted = interrupted_recovery(&images, rng);
-        let first = recover(images);
+        let interrupted = interrupted_recovery(&images, self.epoch, rng);
+        let first = recover_since(images, Since::epoch(self.epoch));
         assert_eq!(
             first.damages, 0,
             "a power cut is not damage: {}",
@@ -263,14 +264,15 @@ impl Rig {
                 tracked.submitted.base, tracked.submitted.tail(), first.notes
             );
         }
-        let second = recover(first.images.clone());
+        // What a later start finds was touched by the one before.
+        let second = recover_since(first.images.clone(), Since::epoch(self.epoch + 1));
         let nothing = (second.cuts, second.damages) == (0, 0);
         let detail = || format!("{}, then {}", first.notes, second.notes);
         assert!(nothing, "a second start finds nothing to do: {}", detail());
         let unchanged = second.images == first.images;
         assert!(unchanged, "a second start changes no byte: {}", detail());
         self.assert_same(&first, &second, &detail);
-        let after = recover(interrupted);
+        let after = recover_since(interrupted, Since::epoch(self.epoch + 1));
         assert_eq!(after.damages, 0, "{} then {}", first.notes, after.notes);
         self.assert_same(&first, &after, &|| after.notes.clone());
         first

@@ -6,7 +6,7 @@ use super::{payload, Rng, Sim, SimOptions, UUID};
 use crate::error::StorageError;
 use crate::format::freed::FreedRuns;
 use crate::format::ALIGN;
-use crate::recovery::scan::{scan_core, CoreScan, ScanOptions};
+use crate::recovery::scan::{scan_core, CoreScan, ScanOptions, Since};
 use crate::recovery::{ImageSource, RecoveryProgress, SegmentInput, SegmentSource};
 
 /// An image with a block that cannot be read, or that cannot be opened at all.
@@ -55,6 +55,7 @@ fn scan(
         }),
     });
     let options = ScanOptions {
+        since: Since::epoch(super::UNKNOWN_EPOCH),
         in_use: false,
         progress: &RecoveryProgress::default(),
     };

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use super::scan::Since;
 use super::source::{SegmentSource, Window};
 use crate::error::StorageError;
 use crate::format::freed::FreedRuns;
@@ -44,7 +45,14 @@ pub(crate) struct Segment {
     pub after_gap: bool,
     /// Segments between the one before and this one are gone and not recorded as freed.
     pub missing_before: bool,
+    /// Why the file cannot be as it was left: whatever is missing in it was not cut by anybody.
+    pub fault: Option<&'static str>,
+    /// The start that made it made others before it that are neither here nor freed.
+    hole_before: bool,
 }
+
+/// What nothing but damage makes of a file.
+const SHORTENED: &str = "the file is shorter than it was made";
 
 impl Segment {
     /// Where the log ended before this segment, if that is readable.
@@ -57,6 +65,26 @@ impl Segment {
     pub fn first_group(&self) -> Option<u64> {
         let rewritten = self.rewritten.map(|whole| whole.first_group);
         rewritten.or_else(|| self.first.as_ref().map(|first| first.group))
+    }
+
+    /// Epoch of the start that made it, where anything tells.
+    fn epoch(&self) -> Option<u64> {
+        let born = self.born.map(|(epoch, _)| epoch);
+        born.or(self.first.as_ref().map(|first| first.boot_epoch))
+    }
+
+    /// Segments before it are lost, and no link in it says so.
+    pub fn is_behind_hole(&self) -> bool {
+        self.hole_before && self.link().is_none()
+    }
+
+    /// Why the log in it did not end at `position`, if its file does.
+    pub fn lost_end(&self, position: u64) -> Option<&'static str> {
+        match self.limit {
+            Some(limit) if position < limit => Some("the file ends before the log in it did"),
+            Some(_) => None,
+            None => self.fault,
+        }
     }
 
     /// Looks at a file again that a running broker may have rewritten since.
@@ -151,12 +179,48 @@ pub(crate) fn find_group(
     Ok(None)
 }
 
+/// Marks the segments before which others of the same start are lost.
+///
+/// A start numbers its segments without a gap, and each has its name durably before the next one gets one. What
+/// is removed at an end of the log goes newest first, durably, so nothing but a loss leaves a hole; except that a
+/// later link leaves segments out, which is the link's to say.
+fn mark_holes(segments: &mut [Segment], freed: &FreedRuns) {
+    // The very first start begins with the first segment.
+    let mut before = Some((0, 1));
+    for segment in segments {
+        let epoch = segment.epoch();
+        segment.hole_before = before
+            .zip(epoch)
+            .is_some_and(|((seq, of), epoch)| of == epoch && is_hole(seq, segment.seq, freed));
+        before = epoch.map(|epoch| (segment.seq, epoch));
+    }
+}
+
+/// Whether there are sequences between two that were not given back.
+fn is_hole(before: u64, seq: u64, freed: &FreedRuns) -> bool {
+    let mut at = seq - 1;
+    while at > before {
+        match freed.run_of(at) {
+            Some(run) => at = run.link.0,
+            None => return true,
+        }
+    }
+    false
+}
+
+/// Those that are shorter than they were made.
+pub(crate) fn shortened(segments: &[Segment]) -> Vec<u64> {
+    let short = segments.iter().filter(|it| it.fault == Some(SHORTENED));
+    short.map(|segment| segment.seq).collect()
+}
+
 /// Sorts segments (ascending by sequence) into live ones and the others.
 pub(crate) fn link(
     uuid: &DataUuid,
     core: u16,
     inputs: Vec<SegmentInput>,
     freed: &FreedRuns,
+    since: Since<'_>,
 ) -> Result<Chain, StorageError> {
     let mut chain = Chain::default();
     let mut segments = Vec::new();
@@ -166,10 +230,11 @@ pub(crate) fn link(
             chain.given_back.push(input.seq);
             continue;
         }
-        if let Some(segment) = open_segment(uuid, core, input, &mut chain)? {
+        if let Some(segment) = open_segment(uuid, core, input, since, &mut chain)? {
             segments.push(segment);
         }
     }
+    mark_holes(&mut segments, freed);
     let mut ends: HashMap<u64, u64> = HashMap::new();
     let mut wanted: Option<u64> = None;
     for mut segment in segments.into_iter().rev() {
@@ -187,7 +252,8 @@ pub(crate) fn link(
             let holds_anything = holds_anything(uuid, core, &mut segment)?;
             segment.window.release();
             segment.window.check(&segment.file)?;
-            if !holds_anything {
+            let tells_of_loss = segment.fault.is_some() || segment.hole_before;
+            if !holds_anything && !tells_of_loss {
                 chain.unused.push(segment.seq);
                 continue;
             }
@@ -204,11 +270,15 @@ pub(crate) fn link(
             ends.insert(link.0, link.1);
             link.0
         });
+        if segment.is_behind_hole() {
+            segment.after_gap = true;
+            segment.missing_before = true;
+        }
         chain.live.push(segment);
     }
     if let Some(oldest) = chain.live.last_mut() {
         oldest.after_gap = true;
-        oldest.missing_before = wanted.is_some_and(|seq| seq != 0);
+        oldest.missing_before |= wanted.is_some_and(|seq| seq != 0);
     }
     chain.live.reverse();
     Ok(chain)
@@ -218,11 +288,14 @@ fn open_segment(
     uuid: &DataUuid,
     core: u16,
     input: SegmentInput,
+    since: Since<'_>,
     chain: &mut Chain,
 ) -> Result<Option<Segment>, StorageError> {
     let SegmentInput { seq, file, source } = input;
     let mut window = Window::new(source);
     let len = window.len();
+    // No start leaves less than the header of a file, and each file is whole before it is named.
+    let mut fault = (len < SEGMENT_HEADER_BYTES).then_some(SHORTENED);
     let born = match SegmentHeader::decode(window.get(0, ALIGN)) {
         Err(HeaderFault::Version(found)) => {
             return Err(StorageError::UnknownVersion {
@@ -242,7 +315,16 @@ fn open_segment(
             return Ok(None);
         }
         // A damaged header does no harm: every group names its segment itself.
-        Ok(header) => Some((header.boot_epoch, header.core_count)),
+        Ok(header) => {
+            let is_rewritten = header.rewritten.is_some();
+            if since.is_untouched(seq, header.boot_epoch)
+                && len < header.segment_bytes
+                && !is_rewritten
+            {
+                fault = Some(SHORTENED);
+            }
+            Some((header.boot_epoch, header.core_count))
+        }
         Err(
             HeaderFault::Short | HeaderFault::Magic | HeaderFault::Checksum | HeaderFault::Field,
         ) => None,
@@ -265,6 +347,8 @@ fn open_segment(
         freed_before: None,
         after_gap: false,
         missing_before: false,
+        fault,
+        hole_before: false,
     }))
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::scan::{scan_core, CoreScan, ScanOptions};
+use super::scan::{scan_core, CoreScan, ScanOptions, Since};
 use super::settle::{self, SettleStep};
 use super::Window;
 use super::{maps_of, put_together, Logs, PutTogether, RewrittenMaps};
@@ -49,6 +49,8 @@ pub fn recover_images(uuid: &DataUuid, images: &mut Images) -> Result<ImageRecov
     let progress = RecoveryProgress::default();
     let options = ScanOptions {
         in_use: false,
+        // Nothing says which start was the last.
+        since: Since::epoch(u64::MAX),
         progress: &progress,
     };
     let mut cores: Vec<u16> = images.keys().map(|(core, _)| *core).collect();

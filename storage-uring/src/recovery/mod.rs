@@ -44,7 +44,7 @@ use crate::name::{LogId, LogName};
 use crate::rewrite::RewrittenMap;
 use crate::usage::SegmentTable;
 use moved::{Directory, Held, Moved};
-use scan::{CoreScan, ScanOptions};
+use scan::{CoreScan, ScanOptions, Since};
 
 /// What recovery did and found; for the start-up log and the status output.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -130,13 +130,21 @@ pub fn recover_with(
     progress: &RecoveryProgress,
 ) -> Result<Arc<RecoveredSet>, StorageError> {
     let started = Instant::now();
-    let data_dir = Arc::new(DataDir::open(dir)?);
+    let data_dir = Arc::new(DataDir::lock(dir)?);
     let layout = &data_dir.layout;
     let options = ScanOptions {
         in_use: false,
+        since: Since::epoch(data_dir.meta.boot_epoch - 1),
         progress,
     };
     let scans = scan_all(layout, &data_dir.meta.uuid, threads, options)?;
+    // Once the epoch is raised, the next start could not tell it from what this one shortens.
+    for scan in &scans {
+        for segment in &scan.shortened {
+            layout.note_shortened(scan.core, *segment)?;
+        }
+    }
+    data_dir.raise()?;
     let mut ends = HashMap::new();
     for scan in &scans {
         ends.insert(scan.core, core_end(layout, scan)?);
@@ -200,19 +208,20 @@ pub(crate) fn scan_read_only(
     progress: &RecoveryProgress,
 ) -> Result<ReadOnlyLogs, StorageError> {
     let started = Instant::now();
-    let Some(meta) = Meta::read(layout)? else {
+    let Some(mut meta) = Meta::read(layout)? else {
         return Ok(ReadOnlyLogs {
             report: RecoveryReport::default(),
             logs: HashMap::new(),
             maps: HashMap::new(),
         });
     };
-    let options = ScanOptions {
-        in_use: true,
-        progress,
-    };
     let mut attempt = 0;
     let scans = loop {
+        let options = ScanOptions {
+            in_use: true,
+            since: Since::epoch(meta.boot_epoch),
+            progress,
+        };
         match scan_all(layout, &meta.uuid, threads, options) {
             // A running broker removed a segment since it was listed.
             Err(StorageError::Io { source, .. })
@@ -220,7 +229,15 @@ pub(crate) fn scan_read_only(
             {
                 attempt += 1;
             }
-            other => break other?,
+            other => {
+                let scans = other?;
+                // A start shortens what the one before it made.
+                let now = Meta::read(layout)?.filter(|now| now.boot_epoch != meta.boot_epoch);
+                match now {
+                    Some(now) if attempt < SCANS_MAX => (meta, attempt) = (now, attempt + 1),
+                    _ => break scans,
+                }
+            }
         }
     };
     let maps = maps_of(&scans);
@@ -280,6 +297,12 @@ fn scan_one(
     loop {
         // After the list of segments: a running broker stores the record before it takes a segment away.
         let (freed, damage) = read_freed(layout, uuid, core)?;
+        let shortened = layout.shortened(core)?;
+        let since = Since {
+            shortened: Some(&shortened),
+            ..options.since
+        };
+        let options = ScanOptions { since, ..options };
         let mut scan = scan::scan_core(uuid, core, segments, freed, options)?;
         scan.damages.extend(damage);
         scans += 1;

@@ -11,7 +11,7 @@
 //! Pure apart from reading: cuts are reported, not carried out, and depend only on the bytes, so every start
 //! comes to the same verdict.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -102,6 +102,8 @@ pub(crate) struct CoreScan {
     /// Whether the last group is a closing mark.
     pub orderly_stop: bool,
     pub live: Vec<u64>,
+    /// Those among them that are shorter than they were made, and not by a start.
+    pub shortened: Vec<u64>,
     pub dead: Vec<u64>,
     /// No part of the log either: a link of a later segment leaves them out.
     pub skipped: Vec<u64>,
@@ -129,8 +131,34 @@ pub(crate) struct CoreScan {
 pub(crate) struct ScanOptions<'a> {
     /// A broker may be writing meanwhile: what does not fit is looked at again before it is judged.
     pub in_use: bool,
+    /// Which segments nobody has shortened.
+    pub since: Since<'a>,
     /// Where to say how far it is.
     pub progress: &'a RecoveryProgress,
+}
+
+/// What is known of who shortened segments: a start shortens those of the starts before it, and no other.
+#[derive(Clone, Copy)]
+pub(crate) struct Since<'a> {
+    /// Epoch of the last start.
+    pub epoch: u64,
+    /// Segments that a start found shorter than they were made.
+    pub shortened: Option<&'a BTreeSet<u64>>,
+}
+
+impl Since<'_> {
+    /// Since that start, and nothing found by an earlier one.
+    pub fn epoch(epoch: u64) -> Self {
+        Self {
+            epoch,
+            shortened: None,
+        }
+    }
+
+    /// Whether a segment is as long as it was made, unless it is damaged.
+    pub fn is_untouched(&self, seq: u64, epoch: u64) -> bool {
+        epoch >= self.epoch || self.shortened.is_some_and(|it| it.contains(&seq))
+    }
 }
 
 pub(crate) struct Scanner<'a> {
@@ -143,6 +171,8 @@ pub(crate) struct Scanner<'a> {
     pub(super) epoch: u64,
     /// Highest group a rewritten segment vouches for.
     pub(super) vouched: u64,
+    /// Number the next group would have had where segments are missing that no link names.
+    missing_at: Option<u64>,
 }
 
 /// Scans one core directory.
@@ -159,7 +189,7 @@ pub(crate) fn scan_core(
         given_back,
         unused,
         strays,
-    } = chain::link(uuid, core, inputs, &freed)?;
+    } = chain::link(uuid, core, inputs, &freed, options.since)?;
     let out = CoreScan {
         core,
         chapters: Chapters::default(),
@@ -174,6 +204,7 @@ pub(crate) fn scan_core(
         next_group: 1,
         orderly_stop: false,
         live: live.iter().map(|segment| segment.seq).collect(),
+        shortened: chain::shortened(&live),
         dead: Vec::new(),
         skipped,
         given_back,
@@ -197,6 +228,7 @@ pub(crate) fn scan_core(
         expected: None,
         epoch: 0,
         vouched,
+        missing_at: None,
     };
     let mut at = 0;
     while at < scanner.segments.len() {
@@ -253,13 +285,15 @@ impl Scanner<'_> {
         self.enter(at);
         let mut position = SEGMENT_HEADER_BYTES;
         let mut looked_again_at = 0;
+        let mut is_end_reported = false;
         loop {
             let segment = &mut self.segments[at];
-            if position >= segment.len && segment.limit.is_some_and(|limit| position < limit) {
+            let lost_end = segment.lost_end(position).filter(|_| !is_end_reported);
+            if let Some(reason) = lost_end.filter(|_| position >= segment.len) {
                 // In the oldest segment no number of a group would tell.
                 self.out.keeps_tail = true;
-                let reason = "the file ends before the log in it did";
                 position = self.damaged(at, position, None, reason)?;
+                is_end_reported = true;
                 continue;
             }
             if segment.limit.is_some_and(|limit| position >= limit) || position >= segment.len {
@@ -292,7 +326,7 @@ impl Scanner<'_> {
                 }
                 continue;
             }
-            match verdict {
+            match self.with_what_is_lost(at, verdict) {
                 Verdict::SegmentEnd => return Ok(true),
                 Verdict::End => {
                     self.trim(at, position);
@@ -305,9 +339,27 @@ impl Scanner<'_> {
                 Verdict::Damaged(reason) => {
                     self.out.keeps_tail = true;
                     position = self.damaged(at, position, header.as_ref(), reason)?;
+                    // What is left of a readable group may be all of it; of anything else the rest is lost.
+                    is_end_reported = header.is_none() && position >= self.segments[at].len;
                 }
             }
         }
+    }
+
+    /// No log ends, and nothing is cut, where more is missing than an unfinished write explains.
+    fn with_what_is_lost(&self, at: usize, verdict: Verdict) -> Verdict {
+        let is_end = matches!(verdict, Verdict::End | Verdict::Cut(_));
+        match self.segments[at].fault {
+            Some(fault) if is_end || matches!(verdict, Verdict::SegmentEnd) => {
+                return Verdict::Damaged(fault);
+            }
+            _ => {}
+        }
+        let behind = &self.segments[at + 1..];
+        if is_end && behind.iter().any(Segment::is_behind_hole) {
+            return Verdict::Damaged("a group is not readable, and segments behind it are missing");
+        }
+        verdict
     }
 
     /// Nothing but zeros lies behind the end of the log; the space comes back.
@@ -321,6 +373,11 @@ impl Scanner<'_> {
     /// What a rewritten segment let go may be needed without the groups that were durable then: a log that ends
     /// before them has lost its end. Their numbers are not given out again.
     fn check_end(&mut self) {
+        if self.missing_at == Some(self.out.next_group) {
+            // The jump in numbers tells every later start, when the segments behind the hole are gone.
+            self.out.lost_end = true;
+            self.out.next_group += 1;
+        }
         let Some(last) = self.out.live.last().copied() else {
             return;
         };
@@ -443,6 +500,13 @@ impl Scanner<'_> {
         let epoch = segment.born.map_or(self.epoch, |(epoch, _)| epoch);
         let reason = "the segments before this one are missing";
         self.out.keeps_tail = true;
+        if segment.is_behind_hole() {
+            self.missing_at = Some(self.out.next_group);
+            // It has to stay: where it ends is what tells that nothing but what was behind it is missing.
+            if let Some(before) = at.checked_sub(1) {
+                self.out.uses.mark_damaged(self.segments[before].seq);
+            }
+        }
         self.report_damage(at, SEGMENT_HEADER_BYTES, Vec::new(), reason, epoch);
     }
 

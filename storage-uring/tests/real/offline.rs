@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::common::{config, disk_dir, name, on_core, outcomes, payload, read_all};
+use storage_uring::datadir::DataDir;
 use storage_uring::offline::Reader;
 use storage_uring::{recover, StorageError};
 
@@ -98,6 +99,8 @@ fn damaged_copies_keep_every_whole_record() {
     let damage = |change: &dyn Fn(&Path), expected: usize| {
         let dir = disk_dir();
         copy(original.path(), dir.path());
+        // A start that died before it settled anything: what the one before made may be shorter since.
+        drop(DataDir::open(dir.path()).expect("opens"));
         change(&dir.path().join(&relative));
         start_twice(dir.path(), expected);
     };
@@ -140,14 +143,94 @@ fn damaged_copies_keep_every_whole_record() {
             10,
         );
     }
-    for blank in [0usize, 4 << 20] {
-        damage(
-            &|file: &Path| {
-                let next = file.with_file_name(format!("seg-{:016x}.fxl", 99));
-                std::fs::write(next, vec![0; blank]).expect("writes");
-            },
-            10,
-        );
+    damage(
+        &|file: &Path| {
+            let next = file.with_file_name(format!("seg-{:016x}.fxl", 99));
+            std::fs::write(next, vec![0; 4 << 20]).expect("writes");
+        },
+        10,
+    );
+}
+
+/// Segments with records, oldest first.
+fn segments_with_records(dir: &Path) -> Vec<std::path::PathBuf> {
+    let mut found = Vec::new();
+    let reader = Reader::open(dir, 1).expect("opens");
+    let inspected = reader.inspect(
+        |_| {},
+        |segment, group| {
+            if group.records > 0 && found.last() != Some(&segment.file) {
+                found.push(segment.file.clone());
+            }
+        },
+    );
+    inspected.expect("inspects");
+    found
+}
+
+/// The log is refused by this and every later start, by one that writes nothing and one that writes.
+fn is_refused_for_good(dir: &Path, what: &str) {
+    for writes in [false, false, true, true, false] {
+        let mut reader = Reader::open(dir, 1).expect("opens");
+        assert!(!reader.verify().is_clean(), "{what}: {:?}", reader.report());
+        assert!(!reader.report().damages.is_empty(), "{what}");
+        let what = what.to_owned();
+        on_core(config(dir), move |storage| async move {
+            let log = storage.open_log(&name(0)).expect("opens, refused");
+            let refused = storage.append(log, 1, 1, [&b"x"[..]].into_iter(), 0);
+            assert_eq!(refused, Err(storage_uring::AppendError::Damaged), "{what}");
+            if writes {
+                let other = storage.open_log(&name(1)).expect("opens");
+                let taken = storage.append(other, 1, 1, [&b"x"[..]].into_iter(), 0);
+                taken.expect("another log works");
+                storage.kick();
+                assert!(outcomes(&storage, 1).await[0].result.is_ok(), "{what}");
+            }
+            storage.close().await.expect("closes");
+        });
+    }
+}
+
+#[test]
+fn a_lost_or_shortened_newest_segment_is_refused_at_every_start() {
+    for orderly in [true, false] {
+        let original = disk_dir();
+        on_core(config(original.path()), move |storage| async move {
+            let log = storage.open_log(&name(0)).expect("opens");
+            for offset in 0..60u64 {
+                let record = vec![offset as u8; 60_000];
+                let taken = storage.append(log, 1, 1, [record.as_slice()].into_iter(), 0);
+                taken.expect("appends");
+                storage.kick();
+                assert!(outcomes(&storage, 1).await[0].result.is_ok());
+            }
+            if orderly {
+                storage.close().await.expect("closes");
+            }
+        });
+        let segments = segments_with_records(original.path());
+        assert!(segments.len() > 3);
+        let newest = segments.last().expect("some");
+        let used = last_group(original.path());
+        let half = used.1 / 2;
+        let with = |change: &dyn Fn(&Path), what: &str| {
+            let dir = disk_dir();
+            copy(original.path(), dir.path());
+            let of_copy = |file: &Path| {
+                let relative = file.strip_prefix(original.path()).expect("inside");
+                dir.path().join(relative)
+            };
+            change(&of_copy(newest));
+            is_refused_for_good(dir.path(), &format!("orderly {orderly}: {what}"));
+        };
+        with(&|file| std::fs::remove_file(file).expect("goes"), "lost");
+        for len in [0, 100, 4096, half, used.1] {
+            let cut = |file: &Path| {
+                let file = std::fs::OpenOptions::new().write(true).open(file);
+                file.expect("opens").set_len(len).expect("cuts");
+            };
+            with(&cut, &format!("{len} bytes left"));
+        }
     }
 }
 
