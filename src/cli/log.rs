@@ -148,7 +148,9 @@ fn open(dir: &Path) -> Result<Reader, CommandError> {
 
 fn storage_error(error: StorageError) -> CommandError {
     let exit = match &error {
-        StorageError::MetaDamaged { .. } | StorageError::MetaMissing { .. } => Exit::Damaged,
+        StorageError::MetaDamaged { .. }
+        | StorageError::MetaMissing { .. }
+        | StorageError::CoreMissing { .. } => Exit::Damaged,
         StorageError::Config(_) => Exit::Usage,
         StorageError::Locked { .. }
         | StorageError::UnknownVersion { .. }

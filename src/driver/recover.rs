@@ -66,9 +66,9 @@ pub(super) fn recover(
 
 fn storage_error(error: StorageError) -> ServeError {
     match error {
-        StorageError::MetaDamaged { .. } | StorageError::MetaMissing { .. } => {
-            ServeError::Damaged(error.to_string())
-        }
+        StorageError::MetaDamaged { .. }
+        | StorageError::MetaMissing { .. }
+        | StorageError::CoreMissing { .. } => ServeError::Damaged(error.to_string()),
         StorageError::Locked { .. }
         | StorageError::UnknownVersion { .. }
         | StorageError::Io { .. }

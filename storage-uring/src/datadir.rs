@@ -18,6 +18,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use crate::error::StorageError;
 use crate::format::{
@@ -159,6 +160,46 @@ fn parse_name(name: &str, suffix: &str) -> Option<u64> {
         .filter(|seq| *seq > 0)
 }
 
+/// Cores a set of them has room for: what is above is not noted.
+const CORES_NOTED: usize = 1024;
+const CORES_AT: usize = 40;
+
+/// Cores whose directory was made, durably: one that is missing is lost. Empty in directories of older builds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CoreSet([u64; CORES_NOTED / 64]);
+
+impl CoreSet {
+    /// Adds a core; false when it was there or has no room.
+    fn add(&mut self, core: u16) -> bool {
+        let Some(word) = self.0.get_mut(usize::from(core / 64)) else {
+            return false;
+        };
+        let bit = 1 << (core % 64);
+        let is_new = *word & bit == 0;
+        *word |= bit;
+        is_new
+    }
+
+    fn iter(&self) -> impl Iterator<Item = u16> + '_ {
+        let is_in = |core: &u16| self.0[usize::from(core / 64)] & (1 << (core % 64)) != 0;
+        (0..CORES_NOTED as u16).filter(is_in)
+    }
+
+    fn encode(&self, out: &mut [u8]) {
+        for (i, word) in self.0.iter().enumerate() {
+            put_u64(out, CORES_AT + i * 8, *word);
+        }
+    }
+
+    fn decode(bytes: &[u8]) -> Self {
+        let mut set = Self::default();
+        for (i, word) in set.0.iter_mut().enumerate() {
+            *word = get_u64(bytes, CORES_AT + i * 8);
+        }
+        set
+    }
+}
+
 /// Identity and boot epoch of a data directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Meta {
@@ -166,6 +207,8 @@ pub struct Meta {
     pub uuid: DataUuid,
     /// Raised by every start.
     pub boot_epoch: u64,
+    /// Cores that have a directory.
+    pub cores: CoreSet,
 }
 
 impl Meta {
@@ -175,6 +218,7 @@ impl Meta {
         put_u32(&mut out, 8, FORMAT_VERSION);
         out[16..32].copy_from_slice(&self.uuid);
         put_u64(&mut out, 32, self.boot_epoch);
+        self.cores.encode(&mut out);
         let crc = crc32c::crc32c(&out[..CRC_AT]);
         put_u32(&mut out, CRC_AT, crc);
         out
@@ -207,14 +251,30 @@ impl Meta {
         Ok(Self {
             uuid,
             boot_epoch: get_u64(bytes, 32),
+            cores: CoreSet::decode(bytes),
         })
+    }
+
+    /// Fails when a directory is gone that was there when this was written.
+    fn check_cores(&self, layout: &Layout) -> Result<(), StorageError> {
+        let of_cores = self.cores.iter().map(|core| layout.core(core));
+        let mut dirs = std::iter::once(layout.core_logs()).chain(of_cores);
+        // One that cannot be looked at is another matter.
+        match dirs.find(|dir| matches!(dir.try_exists(), Ok(false))) {
+            Some(dir) => Err(StorageError::CoreMissing { dir }),
+            None => Ok(()),
+        }
     }
 
     /// Reads the meta file; `None` for a directory that never held a broker's data.
     pub fn read(layout: &Layout) -> Result<Option<Self>, StorageError> {
         let path = layout.meta();
         match std::fs::read(&path) {
-            Ok(bytes) => Self::decode(&path, &bytes).map(Some),
+            Ok(bytes) => {
+                let meta = Self::decode(&path, &bytes)?;
+                meta.check_cores(layout)?;
+                Ok(Some(meta))
+            }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 for core in layout.cores()? {
                     if !layout.segments(core)?.is_empty() {
@@ -256,6 +316,8 @@ pub struct DataDir {
     pub layout: Layout,
     /// Identity, and the epoch of this start.
     pub meta: Meta,
+    /// Cores whose directory is noted.
+    noted: Mutex<CoreSet>,
     _lock: File,
 }
 
@@ -271,8 +333,7 @@ impl DataDir {
     /// before that is raised.
     pub(crate) fn lock(dir: &Path) -> Result<Self, StorageError> {
         let layout = Layout::new(dir);
-        std::fs::create_dir_all(layout.core_logs())
-            .map_err(|error| StorageError::io("creating", dir, error))?;
+        std::fs::create_dir_all(dir).map_err(|error| StorageError::io("creating", dir, error))?;
         let lock = lock(dir)?;
         let meta = match Meta::read(&layout)? {
             Some(meta) => Meta {
@@ -282,17 +343,25 @@ impl DataDir {
             None => Meta {
                 uuid: fresh_uuid()?,
                 boot_epoch: 1,
+                cores: CoreSet::default(),
             },
         };
+        let core_logs = layout.core_logs();
+        std::fs::create_dir_all(&core_logs)
+            .map_err(|error| StorageError::io("creating", core_logs, error))?;
         Ok(Self {
             layout,
             meta,
+            noted: Mutex::new(meta.cores),
             _lock: lock,
         })
     }
 
     /// Makes the epoch of this start durable.
     pub(crate) fn raise(&self) -> Result<(), StorageError> {
+        // Where there is a meta file there is a directory for core logs, whatever survives a power cut.
+        let dir = self.layout.dir();
+        sync_dir(dir).map_err(|error| StorageError::io("syncing", dir, error))?;
         self.meta.write(&self.layout)?;
         if let Some(parent) = self.layout.dir().parent() {
             // The directory's own entry; a relative path without a parent is the caller's own directory.
@@ -304,6 +373,24 @@ impl DataDir {
             sync_dir(parent).map_err(|error| StorageError::io("syncing", parent, error))?;
         }
         Ok(())
+    }
+}
+
+impl DataDir {
+    /// Notes that a core has a directory, once that is durable and before anything is in it. It is an aid
+    /// against a loss, and nothing depends on it: it does not keep a start on a full disk from coming up.
+    pub(crate) fn note_core(&self, core: u16) {
+        let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cores = *noted;
+        if !cores.add(core) {
+            return;
+        }
+        match (Meta { cores, ..self.meta }).write(&self.layout) {
+            Ok(()) => *noted = cores,
+            Err(error) => {
+                tracing::warn!(core, %error, "that the core has a directory is not noted")
+            }
+        }
     }
 }
 
@@ -400,5 +487,48 @@ mod tests {
             DataDir::open(dir.path()),
             Err(StorageError::MetaMissing { .. })
         ));
+    }
+
+    #[test]
+    fn a_missing_core_directory_is_refused_and_nothing_is_made_in_its_place() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let data_dir = DataDir::open(dir.path()).expect("opens");
+        let layout = data_dir.layout.clone();
+        for core in [0, 3, 1023, 1024] {
+            std::fs::create_dir(layout.core(core)).expect("mkdir");
+            data_dir.note_core(core);
+        }
+        drop(data_dir);
+        // Fewer cores, more cores: what a start does not serve stays noted.
+        for epoch in 2..4 {
+            let again = DataDir::open(dir.path()).expect("opens");
+            assert_eq!(again.meta.boot_epoch, epoch);
+            assert_eq!(again.meta.cores.iter().collect::<Vec<_>>(), [0, 3, 1023]);
+        }
+        let is_refused = |missing: &Path| {
+            for _ in 0..2 {
+                assert!(
+                    matches!(DataDir::open(dir.path()), Err(StorageError::CoreMissing { dir }) if dir == missing)
+                );
+                assert!(Meta::read(&layout).is_err());
+                assert!(!missing.exists());
+            }
+        };
+        for core in [0, 3, 1023] {
+            std::fs::remove_dir(layout.core(core)).expect("rmdir");
+            is_refused(&layout.core(core));
+            std::fs::create_dir(layout.core(core)).expect("mkdir");
+            assert!(DataDir::open(dir.path()).is_ok(), "given up on purpose");
+        }
+        std::fs::remove_dir_all(layout.core_logs()).expect("rm");
+        is_refused(&layout.core_logs());
+    }
+
+    #[test]
+    fn a_directory_of_a_build_that_noted_no_cores_is_taken() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        drop(DataDir::open(dir.path()).expect("opens"));
+        let again = DataDir::open(dir.path()).expect("nothing was ever written");
+        assert_eq!(again.meta.cores, CoreSet::default());
     }
 }

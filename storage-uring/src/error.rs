@@ -41,6 +41,12 @@ pub enum StorageError {
         /// The directory.
         dir: PathBuf,
     },
+    /// A directory with a core's log is gone.
+    #[error("{} is missing although there were core logs in it; restore it from a copy: without it offsets that were acknowledged would be given out again (an empty directory in its place gives up what was in it)", dir.display())]
+    CoreMissing {
+        /// The missing directory.
+        dir: PathBuf,
+    },
     /// An operating-system call failed.
     #[error("{what} {}: {source}", path.display())]
     Io {

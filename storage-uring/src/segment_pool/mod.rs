@@ -175,6 +175,7 @@ impl SegmentPool {
         std::fs::create_dir_all(&dir).map_err(|error| StorageError::io("creating", &dir, error))?;
         let above = config.data_dir.layout.core_logs();
         sync_dir(&above).map_err(|error| StorageError::io("syncing", &above, error))?;
+        config.data_dir.note_core(config.core);
         let (worker, requests, events) = Worker::new(config, Box::new(wake));
         let gauges = Arc::clone(&worker.gauges);
         let thread = std::thread::Builder::new()

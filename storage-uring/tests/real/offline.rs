@@ -325,3 +325,27 @@ fn an_unknown_segment_version_is_refused() {
     );
     assert!(refused.to_string().contains("version 77"), "{refused}");
 }
+
+#[test]
+fn a_core_directory_that_is_gone_is_refused_until_it_is_back() {
+    let original = disk_dir();
+    written(original.path(), true);
+    for gone in ["core-log/0", "core-log"] {
+        let dir = disk_dir();
+        copy(original.path(), dir.path());
+        std::fs::remove_dir_all(dir.path().join(gone)).expect("goes");
+        for _ in 0..2 {
+            let by_start = recover(dir.path(), 1).map(|_| ());
+            let by_reader = Reader::open(dir.path(), 1).map(|_| ());
+            for refused in [by_start, by_reader] {
+                let refused = refused.expect_err("is refused");
+                assert!(
+                    matches!(refused, StorageError::CoreMissing { .. }),
+                    "{refused}"
+                );
+            }
+        }
+        copy(original.path(), dir.path());
+        start_twice(dir.path(), SIZES.len());
+    }
+}
