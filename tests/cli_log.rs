@@ -210,8 +210,8 @@ fn make_work_for_a_start(dir: &Path) {
     // Segments made in advance lie behind it.
     let last = files.filter(holds_groups).max().unwrap();
     let mut bytes = std::fs::read(&last).unwrap();
-    bytes.truncate(bytes.iter().rposition(|byte| *byte != 0).unwrap() / 4096 * 4096 + 4096);
-    bytes.extend([0x77; 5000]);
+    let end = bytes.iter().rposition(|byte| *byte != 0).unwrap() / 4096 * 4096 + 4096;
+    bytes[end..end + 5000].fill(0x77);
     std::fs::write(&last, bytes).unwrap();
     std::fs::write(core.join(format!("seg-{:016x}.fxl", 0x90)), vec![0; 8192]).unwrap();
 }

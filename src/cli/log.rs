@@ -150,7 +150,8 @@ fn storage_error(error: StorageError) -> CommandError {
     let exit = match &error {
         StorageError::MetaDamaged { .. }
         | StorageError::MetaMissing { .. }
-        | StorageError::CoreMissing { .. } => Exit::Damaged,
+        | StorageError::CoreMissing { .. }
+        | StorageError::SequencesUsedUp { .. } => Exit::Damaged,
         StorageError::Config(_) => Exit::Usage,
         StorageError::Locked { .. }
         | StorageError::UnknownVersion { .. }

@@ -68,7 +68,8 @@ fn storage_error(error: StorageError) -> ServeError {
     match error {
         StorageError::MetaDamaged { .. }
         | StorageError::MetaMissing { .. }
-        | StorageError::CoreMissing { .. } => ServeError::Damaged(error.to_string()),
+        | StorageError::CoreMissing { .. }
+        | StorageError::SequencesUsedUp { .. } => ServeError::Damaged(error.to_string()),
         StorageError::Locked { .. }
         | StorageError::UnknownVersion { .. }
         | StorageError::Io { .. }

@@ -28,6 +28,10 @@ use crate::format::{
 const META_MAGIC: u64 = u64::from_le_bytes(*b"FXLMETA1");
 const CRC_AT: usize = ALIGN - 4;
 
+/// Highest sequence of a segment: so many of the smallest were never written to any device. What has a higher
+/// number in its name is no segment.
+pub const SEQUENCE_MAX: u64 = (1 << 48) - 1;
+
 /// Paths inside a data directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
@@ -157,7 +161,7 @@ fn parse_name(name: &str, suffix: &str) -> Option<u64> {
     let digits = name.strip_prefix("seg-")?.strip_suffix(suffix)?;
     (digits.len() == 16)
         .then(|| u64::from_str_radix(digits, 16).ok())?
-        .filter(|seq| *seq > 0)
+        .filter(|seq| (1..=SEQUENCE_MAX).contains(seq))
 }
 
 /// Cores a set of them has room for: what is above is not noted.

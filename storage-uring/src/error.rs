@@ -47,6 +47,12 @@ pub enum StorageError {
         /// The missing directory.
         dir: PathBuf,
     },
+    /// Nothing can be numbered behind the newest segment.
+    #[error("{} holds a segment with the highest number there is; no broker came that far: look for a file that does not belong there", dir.display())]
+    SequencesUsedUp {
+        /// The core's directory.
+        dir: PathBuf,
+    },
     /// An operating-system call failed.
     #[error("{what} {}: {source}", path.display())]
     Io {

@@ -134,6 +134,8 @@ pub(crate) struct Chain {
     pub given_back: Vec<u64>,
     /// Never held a group.
     pub unused: Vec<u64>,
+    /// Those among them of which nothing says that a start of this directory made them.
+    pub unknown: Vec<u64>,
     /// Not of this data directory, or not a segment.
     pub strays: Vec<(u64, &'static str)>,
 }
@@ -255,6 +257,9 @@ pub(crate) fn link(
             let tells_of_loss = segment.fault.is_some() || segment.hole_before;
             if !holds_anything && !tells_of_loss {
                 chain.unused.push(segment.seq);
+                if segment.born.is_none() {
+                    chain.unknown.push(segment.seq);
+                }
                 continue;
             }
         }

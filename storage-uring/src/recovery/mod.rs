@@ -35,7 +35,7 @@ pub(crate) use source::open_for_reading;
 pub(crate) use source::Window;
 pub use source::{FileSource, ImageSource, SegmentSource};
 
-use crate::datadir::{DataDir, Layout, Meta};
+use crate::datadir::{DataDir, Layout, Meta, SEQUENCE_MAX};
 use crate::error::{LogError, StorageError};
 use crate::format::freed::FreedRuns;
 use crate::format::{DataUuid, HeaderFault, FORMAT_VERSION};
@@ -148,6 +148,8 @@ pub fn recover_with(
     let mut ends = HashMap::new();
     for scan in &scans {
         ends.insert(scan.core, core_end(layout, scan)?);
+    }
+    for scan in &scans {
         settle::carry_out(layout, scan, data_dir.meta.boot_epoch)?;
     }
     let maps = maps_of(&scans);
@@ -380,12 +382,23 @@ fn inputs(layout: &Layout, core: u16) -> Result<Vec<SegmentInput>, StorageError>
     Ok(inputs)
 }
 
+/// Files that nothing in them makes a segment of this directory do not move the sequence: they are gone, or have
+/// another name, before the next one is made.
 fn core_end(layout: &Layout, scan: &CoreScan) -> Result<CoreEnd, StorageError> {
-    let newest = layout.segments(scan.core)?.last().copied().unwrap_or(0);
+    let of_ours = [&scan.live, &scan.dead, &scan.skipped, &scan.unused];
+    let of_ours = of_ours.into_iter().flatten().copied();
+    let newest = of_ours.filter(|seq| !scan.unknown.contains(seq)).max();
+    let newest = newest.unwrap_or(0);
+    let next_segment = newest.max(scan.end.0).max(scan.freed.newest()) + 1;
+    if next_segment > SEQUENCE_MAX {
+        return Err(StorageError::SequencesUsedUp {
+            dir: layout.core(scan.core),
+        });
+    }
     Ok(CoreEnd {
         log_end: scan.end,
         next_group: scan.next_group,
-        next_segment: newest.max(scan.end.0).max(scan.freed.newest()) + 1,
+        next_segment,
     })
 }
 

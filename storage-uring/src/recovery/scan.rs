@@ -110,6 +110,8 @@ pub(crate) struct CoreScan {
     /// Recorded as freed; the power went before the file did.
     pub given_back: Vec<u64>,
     pub unused: Vec<u64>,
+    /// Those among them of which nothing says that a start of this directory made them.
+    pub unknown: Vec<u64>,
     pub strays: Vec<(u64, &'static str)>,
     /// Segment and position behind which the newest live segment holds nothing but zeros.
     pub trim: Option<(u64, u64)>,
@@ -188,6 +190,7 @@ pub(crate) fn scan_core(
         skipped,
         given_back,
         unused,
+        unknown,
         strays,
     } = chain::link(uuid, core, inputs, &freed, options.since)?;
     let out = CoreScan {
@@ -209,6 +212,7 @@ pub(crate) fn scan_core(
         skipped,
         given_back,
         unused,
+        unknown,
         strays,
         trim: None,
         core_counts: Vec::new(),

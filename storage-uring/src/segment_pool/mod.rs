@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{bounded, Receiver, RecvTimeoutError, Sender};
 
-use crate::datadir::{sync_dir, DataDir};
+use crate::datadir::{sync_dir, DataDir, SEQUENCE_MAX};
 use crate::error::StorageError;
 use crate::faults::{FaultOp, FaultPlan, FaultState};
 use crate::format::segment::SegmentHeader;
@@ -395,6 +395,13 @@ impl Worker {
                 drop(std::fs::remove_file(&spare));
                 std::thread::sleep(TICK);
             }
+            Err(NameFault::Taken(error)) => {
+                drop(std::fs::remove_file(&spare));
+                self.tell(PoolEvent::Failed(format!(
+                    "segment {seq:016x} cannot get its name: {error}"
+                )));
+                self.stopped = true;
+            }
             Err(NameFault::Directory(error)) => {
                 self.tell(PoolEvent::Failed(format!(
                     "the segment directory cannot be synced: {error}"
@@ -408,7 +415,7 @@ impl Worker {
         if let Err(fault) = self.store_record(&request.record) {
             self.gauges.free_failures.fetch_add(1, Ordering::Relaxed);
             return match fault {
-                NameFault::File(error) => {
+                NameFault::File(error) | NameFault::Taken(error) => {
                     tracing::warn!(core = self.config.core, segment = request.seq, %error, "a segment cannot be given back yet");
                     self.tell(PoolEvent::NotFreed);
                 }
@@ -574,9 +581,17 @@ impl Worker {
             block.tail()[..ALIGN].copy_from_slice(&header.encode());
             file.write_all_at(&block.tail()[..ALIGN], 0)?;
             file.sync_data()?;
-            std::fs::rename(spare, &path)
+            if seq > SEQUENCE_MAX {
+                let reason = "no number is left for another segment";
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, reason));
+            }
+            rename_to_new(spare, &path)
         };
-        named().map_err(NameFault::File)?;
+        named().map_err(|error| match error.kind() {
+            // Somebody else makes files here; another attempt would meet the same one.
+            io::ErrorKind::AlreadyExists => NameFault::Taken(error),
+            _ => NameFault::File(error),
+        })?;
         self.sync_directory()?;
         self.open(&path, false, self.config.o_dsync)
             .map_err(NameFault::Directory)
@@ -638,8 +653,41 @@ impl Refill {
 enum NameFault {
     /// The file is of no use.
     File(io::Error),
+    /// Something has the name it was to get.
+    Taken(io::Error),
     /// It is not known whether the name survives a power cut.
     Directory(io::Error),
+}
+
+/// Gives a file a name that nothing has: whatever has it may be the only copy of records.
+fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
+    let c_path = |path: &Path| {
+        std::ffi::CString::new(path.as_os_str().as_encoded_bytes())
+            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
+    };
+    let (old, new) = (c_path(from)?, c_path(to)?);
+    // SAFETY: both paths are nul-terminated and live until the call returns.
+    let renamed = unsafe {
+        libc::renameat2(
+            libc::AT_FDCWD,
+            old.as_ptr(),
+            libc::AT_FDCWD,
+            new.as_ptr(),
+            libc::RENAME_NOREPLACE,
+        )
+    };
+    if renamed == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        // Not every file system can refuse to replace. A second name does, and the first one goes then.
+        Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP) => {
+            std::fs::hard_link(from, to)?;
+            std::fs::remove_file(from)
+        }
+        _ => Err(error),
+    }
 }
 
 /// Bytes an unprivileged process may still use on the file system of `dir`.
@@ -672,5 +720,39 @@ mod tests {
         );
         let mut one = Refill::new(0, 1);
         assert!(one.wants(0) && !one.wants(1) && one.wants(0));
+    }
+
+    #[test]
+    fn a_name_that_is_taken_ends_the_core_log_and_keeps_what_has_it() {
+        for first_seq in [1, SEQUENCE_MAX + 1] {
+            let dir = tempfile::tempdir().expect("tempdir");
+            let data_dir = Arc::new(DataDir::open(dir.path()).expect("opens"));
+            let taken = data_dir.layout.segment(0, 1);
+            std::fs::create_dir(data_dir.layout.core(0)).expect("mkdir");
+            std::fs::write(&taken, b"records").expect("writes");
+            let config = SegmentPoolConfig {
+                data_dir: Arc::clone(&data_dir),
+                core: 0,
+                core_count: 1,
+                segment_bytes: 1 << 20,
+                spares: 1,
+                refill_below: 1,
+                reserve_bytes: 0,
+                low_space_bytes: 0,
+                direct_io: false,
+                o_dsync: false,
+                first_seq,
+                faults: None,
+            };
+            let (mut worker, _, events) = Worker::new(config, Box::new(|| {}));
+            worker.add_spare();
+            worker.pending = 1;
+            worker.hand_over();
+            assert!(matches!(events.try_recv(), Ok(PoolEvent::Failed(_))));
+            assert!(worker.stopped);
+            assert_eq!(std::fs::read(&taken).expect("reads"), b"records");
+            let left = std::fs::read_dir(data_dir.layout.core(0)).expect("lists");
+            assert_eq!(left.count(), 1);
+        }
     }
 }

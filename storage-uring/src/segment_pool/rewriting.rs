@@ -156,7 +156,9 @@ impl Worker {
         std::fs::rename(new, old)?;
         self.replaced = (Some(replaced), None);
         self.sync_directory().map_err(|fault| match fault {
-            NameFault::File(error) | NameFault::Directory(error) => Fault::Directory(error),
+            NameFault::File(error) | NameFault::Taken(error) | NameFault::Directory(error) => {
+                Fault::Directory(error)
+            }
         })?;
         Ok(RewrittenSegment {
             seq: plan.segment,

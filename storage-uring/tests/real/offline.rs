@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::common::{config, disk_dir, name, on_core, outcomes, payload, read_all};
-use storage_uring::datadir::DataDir;
+use storage_uring::datadir::{DataDir, Layout, SEQUENCE_MAX};
 use storage_uring::offline::Reader;
 use storage_uring::{recover, StorageError};
 
@@ -347,5 +347,50 @@ fn a_core_directory_that_is_gone_is_refused_until_it_is_back() {
         }
         copy(original.path(), dir.path());
         start_twice(dir.path(), SIZES.len());
+    }
+}
+
+#[test]
+fn files_with_numbers_no_start_came_to_do_not_move_the_sequence() {
+    let last = SEQUENCE_MAX;
+    for (seq, bytes) in [
+        (u64::MAX, 0),
+        (u64::MAX, 8192),
+        (last + 1, 8192),
+        (last, 8192),
+    ] {
+        let dir = disk_dir();
+        written(dir.path(), true);
+        let core = dir.path().join("core-log/0");
+        std::fs::write(core.join(format!("seg-{seq:016x}.fxl")), vec![0; bytes]).expect("writes");
+        start_twice(dir.path(), SIZES.len());
+        let mut reader = Reader::open(dir.path(), 1).expect("opens");
+        assert!(reader.verify().is_clean());
+        let newest = Layout::new(dir.path()).segments(0).expect("lists");
+        assert!(newest.iter().all(|seq| *seq < 20), "{newest:?}");
+    }
+}
+
+#[test]
+fn a_segment_with_the_last_number_stops_the_start_and_stays() {
+    let dir = disk_dir();
+    written(dir.path(), true);
+    let layout = Layout::new(dir.path());
+    let newest = *layout.segments(0).expect("lists").last().expect("some");
+    let mut bytes = std::fs::read(layout.segment(0, newest)).expect("reads");
+    bytes[32..40].copy_from_slice(&SEQUENCE_MAX.to_le_bytes());
+    // Of a start before, as if it was not the last that came so far.
+    bytes[40..48].copy_from_slice(&0u64.to_le_bytes());
+    let crc = crc32c::crc32c(&bytes[..4092]);
+    bytes[4092..4096].copy_from_slice(&crc.to_le_bytes());
+    std::fs::write(layout.segment(0, SEQUENCE_MAX), bytes).expect("writes");
+    let before = layout.segments(0).expect("lists");
+    for _ in 0..2 {
+        let refused = recover(dir.path(), 1).map(|_| ()).expect_err("is refused");
+        assert!(
+            matches!(refused, StorageError::SequencesUsedUp { .. }),
+            "{refused}"
+        );
+        assert_eq!(layout.segments(0).expect("lists"), before);
     }
 }
