@@ -204,3 +204,41 @@ fn segments_that_a_start_shortened_or_removed_are_no_damage() {
         whole(images, 2, "blank ones of a later start");
     }
 }
+
+#[test]
+fn segments_under_each_others_names_are_damage_and_stay() {
+    let (sim, newest) = written();
+    let exchanged = |one: u64, other: u64| {
+        let mut images = sim.durable.clone();
+        let (a, b) = (images[&one].clone(), images[&other].clone());
+        images.insert(one, b);
+        images.insert(other, a);
+        images
+    };
+    let all: Vec<u64> = sim.durable.keys().copied().filter(|seq| *seq > 1).collect();
+    for one in &all {
+        for other in all.iter().filter(|other| *other > one) {
+            let images = exchanged(*one, *other);
+            let what = format!("{one} and {other} exchanged");
+            if *one > newest {
+                // Nothing was ever in them.
+                assert_eq!(recover_since(images, Since::epoch(1)).damages, 0);
+                continue;
+            }
+            let found = recover_since(images.clone(), Since::epoch(1));
+            for seq in [one, other].into_iter().filter(|seq| **seq <= newest) {
+                let moved = images.values().find(|image| **image == sim.durable[seq]);
+                let stays = found.images.values().any(|image| Some(image) == moved);
+                assert!(
+                    stays,
+                    "{what}: the records of {seq} are gone: {}",
+                    found.notes
+                );
+            }
+            start_again_and_again(&sim, images, 1, &what);
+        }
+    }
+    let mut images = sim.durable.clone();
+    images.insert(newest + 3, images[&newest].clone());
+    start_again_and_again(&sim, images, 1, "a second copy of the newest");
+}

@@ -53,6 +53,7 @@ pub(crate) struct Segment {
 
 /// What nothing but damage makes of a file.
 const SHORTENED: &str = "the file is shorter than it was made";
+const MISNAMED: &str = "the file is another segment of this data directory";
 
 impl Segment {
     /// Where the log ended before this segment, if that is readable.
@@ -315,6 +316,14 @@ fn open_segment(
                 .push((seq, "a segment of another data directory"));
             return Ok(None);
         }
+        Ok(header)
+            if (header.seq != seq || header.core != core)
+                && holds_group_of(uuid, &header, &mut window) =>
+        {
+            // Not foreign: it is missing elsewhere, and stands where another is missing.
+            fault = Some(MISNAMED);
+            Some((header.boot_epoch, header.core_count))
+        }
         Ok(header) if header.seq != seq || header.core != core => {
             chain.strays.push((seq, "a segment under a wrong name"));
             return Ok(None);
@@ -334,7 +343,11 @@ fn open_segment(
             HeaderFault::Short | HeaderFault::Magic | HeaderFault::Checksum | HeaderFault::Field,
         ) => None,
     };
-    let rewritten = rewritten_of(uuid, core, seq, &mut window);
+    let rewritten = match fault {
+        // What it says of itself is of no use here.
+        Some(MISNAMED) => None,
+        _ => rewritten_of(uuid, core, seq, &mut window),
+    };
     let born = born.or(rewritten.map(|(born, _)| born));
     let bytes = window.get(SEGMENT_HEADER_BYTES, GROUP_HEADER_BYTES);
     let first = live_header(uuid, core, seq, &file, bytes)?;
@@ -355,6 +368,23 @@ fn open_segment(
         fault,
         hole_before: false,
     }))
+}
+
+/// Whether a file with this header holds a group or a frame that belongs where the header says.
+fn holds_group_of(uuid: &DataUuid, header: &SegmentHeader, window: &mut Window) -> bool {
+    let mut position = SEGMENT_HEADER_BYTES;
+    while position < window.len() {
+        let bytes = window.get(position, GROUP_HEADER_BYTES.max(FRAME_HEADER_BYTES));
+        let group = GroupHeader::decode(uuid, bytes).ok();
+        let group = group.map(|found| (found.segment, found.core));
+        let frame = FrameHeader::decode(uuid, bytes).ok();
+        let frame = frame.map(|found| (found.seq, found.core));
+        if group.or(frame) == Some((header.seq, header.core)) {
+            return true;
+        }
+        position += ALIGN as u64;
+    }
+    false
 }
 
 /// Whether a segment without newer live ones has anything to say: a group, or bytes that were one.
