@@ -83,7 +83,13 @@ impl Layout {
         let root = self.core_logs();
         let mut cores = Vec::new();
         for entry in read_dir(&root)? {
-            if let Some(core) = entry.to_str().and_then(|name| name.parse().ok()) {
+            let name = entry.to_str();
+            let core: Option<u16> = name.and_then(|name| name.parse().ok());
+            // Other spellings of the number, and what is no directory, are none of ours.
+            let Some(core) = core.filter(|core| name == Some(core.to_string().as_str())) else {
+                continue;
+            };
+            if is_dir(&root.join(&entry))? {
                 cores.push(core);
             }
         }
@@ -135,6 +141,15 @@ impl Layout {
             .filter(is_spare)
             .map(|name| dir.join(name))
             .collect())
+    }
+}
+
+/// Whether a directory has this name. One that cannot be looked at is an error: it may be one.
+fn is_dir(path: &Path) -> Result<bool, StorageError> {
+    match std::fs::metadata(path) {
+        Ok(found) => Ok(found.is_dir()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(StorageError::io("looking at", path, error)),
     }
 }
 
@@ -262,12 +277,12 @@ impl Meta {
     /// Fails when a directory is gone that was there when this was written.
     fn check_cores(&self, layout: &Layout) -> Result<(), StorageError> {
         let of_cores = self.cores.iter().map(|core| layout.core(core));
-        let mut dirs = std::iter::once(layout.core_logs()).chain(of_cores);
-        // One that cannot be looked at is another matter.
-        match dirs.find(|dir| matches!(dir.try_exists(), Ok(false))) {
-            Some(dir) => Err(StorageError::CoreMissing { dir }),
-            None => Ok(()),
+        for dir in std::iter::once(layout.core_logs()).chain(of_cores) {
+            if !is_dir(&dir)? {
+                return Err(StorageError::CoreMissing { dir });
+            }
         }
+        Ok(())
     }
 
     /// Reads the meta file; `None` for a directory that never held a broker's data.
@@ -534,5 +549,18 @@ mod tests {
         drop(DataDir::open(dir.path()).expect("opens"));
         let again = DataDir::open(dir.path()).expect("nothing was ever written");
         assert_eq!(again.meta.cores, CoreSet::default());
+    }
+
+    #[test]
+    fn a_core_has_one_directory_whatever_else_reads_as_its_number() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let layout = DataDir::open(dir.path()).expect("opens").layout.clone();
+        for name in [
+            "0", "00", "+0", "12", "012", "+12", "65535", "65536", "-1", "x",
+        ] {
+            std::fs::create_dir(layout.core_logs().join(name)).expect("mkdir");
+        }
+        std::fs::write(layout.core(7), b"no directory").expect("writes");
+        assert_eq!(layout.cores().expect("lists"), [0, 12, 65535]);
     }
 }
