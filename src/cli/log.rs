@@ -155,6 +155,7 @@ fn storage_error(error: StorageError) -> CommandError {
         StorageError::Config(_) => Exit::Usage,
         StorageError::Locked { .. }
         | StorageError::UnknownVersion { .. }
+        | StorageError::NotAFile { .. }
         | StorageError::Io { .. }
         | StorageError::Ring(_)
         | StorageError::Failed(_)
@@ -190,7 +191,8 @@ fn json_line(out: &mut dyn Write, kind: &str, value: &impl Serialize) -> Result<
 
 fn inspect(args: &InspectArgs, out: &mut dyn Write) -> Result<Exit, CommandError> {
     let reader = open(&args.dir.dir)?;
-    let mut damaged = false;
+    // A place may be damaged of which no log needs anything.
+    let mut damaged = !reader.report().damages.is_empty();
     for log in reader.logs() {
         damaged |= log.damage.is_some();
         let name = title(&log);

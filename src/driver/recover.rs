@@ -72,6 +72,7 @@ fn storage_error(error: StorageError) -> ServeError {
         | StorageError::SequencesUsedUp { .. } => ServeError::Damaged(error.to_string()),
         StorageError::Locked { .. }
         | StorageError::UnknownVersion { .. }
+        | StorageError::NotAFile { .. }
         | StorageError::Io { .. }
         | StorageError::Config(_)
         | StorageError::Ring(_)

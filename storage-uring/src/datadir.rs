@@ -109,6 +109,30 @@ impl Layout {
         Ok(seqs)
     }
 
+    /// Fails when something that is no file has the name of one: it is not ours, and neither can be read nor goes.
+    pub fn check_files(&self, core: u16) -> Result<(), StorageError> {
+        let dir = self.core(core);
+        for name in read_dir(&dir)? {
+            let Some(name) = name.to_str() else { continue };
+            let path = dir.join(name);
+            let found = match std::fs::metadata(&path) {
+                Ok(found) => found,
+                // A running broker took it away.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(StorageError::io("looking at", path, error)),
+            };
+            let is_odd = match parse_segment_name(name) {
+                // Reading a pipe waits for whoever writes it.
+                Some(_) => !found.is_file(),
+                None => found.is_dir() && is_name_of_file(name),
+            };
+            if is_odd {
+                return Err(StorageError::NotAFile { path });
+            }
+        }
+        Ok(())
+    }
+
     /// Segments of a core that a start found shorter than they were made.
     pub fn shortened(&self, core: u16) -> Result<BTreeSet<u64>, StorageError> {
         let names = read_dir(&self.core(core))?;
@@ -166,6 +190,11 @@ fn read_dir(dir: &Path) -> Result<Vec<std::ffi::OsString>, StorageError> {
                 .map_err(|error| StorageError::io("listing", dir, error))
         })
         .collect()
+}
+
+/// Whether files with this name are made and removed in a core's directory.
+fn is_name_of_file(name: &str) -> bool {
+    name == "freed" || name.starts_with("spare-") || name.starts_with("rewrite-")
 }
 
 fn parse_segment_name(name: &str) -> Option<u64> {

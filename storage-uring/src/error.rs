@@ -47,6 +47,12 @@ pub enum StorageError {
         /// The missing directory.
         dir: PathBuf,
     },
+    /// Something else has the name of a file.
+    #[error("{} is not a regular file; move it out of the data directory", path.display())]
+    NotAFile {
+        /// What has the name.
+        path: PathBuf,
+    },
     /// Nothing can be numbered behind the newest segment.
     #[error("{} holds a segment with the highest number there is; no broker came that far: look for a file that does not belong there", dir.display())]
     SequencesUsedUp {

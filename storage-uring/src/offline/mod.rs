@@ -7,7 +7,7 @@
 mod groups;
 mod segment_file;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -126,6 +126,8 @@ pub struct Reader {
     logs: HashMap<LogId, (Option<LogName>, LogSeed)>,
     maps: RewrittenMaps,
     files: HashMap<(u16, u64), SegmentFile>,
+    /// Segments that were there before the scan.
+    listed: HashSet<(u16, u64)>,
 }
 
 impl Reader {
@@ -141,6 +143,10 @@ impl Reader {
         progress: &RecoveryProgress,
     ) -> Result<Self, StorageError> {
         let layout = Layout::new(dir);
+        let mut listed = HashSet::new();
+        for core in layout.cores()? {
+            listed.extend(layout.segments(core)?.into_iter().map(|seq| (core, seq)));
+        }
         let found = scan_read_only(&layout, threads, progress)?;
         let meta = Meta::read(&layout)?;
         Ok(Self {
@@ -150,6 +156,7 @@ impl Reader {
             logs: found.logs,
             maps: found.maps,
             files: HashMap::new(),
+            listed,
         })
     }
 
@@ -211,12 +218,24 @@ impl Reader {
                 WalkStep::Done(batch) => return Ok(batch),
                 WalkStep::Read(wanted) => match self.fetch(wanted) {
                     Ok(bytes) => input = Some((wanted, bytes)),
-                    // It was there when the directory was scanned: a running broker gave it back.
-                    Err(error) if error.kind() == ErrorKind::NotFound => return Err(given_back),
+                    Err(error) if error.kind() == ErrorKind::NotFound => {
+                        return Err(self.why_gone(wanted).unwrap_or(given_back));
+                    }
                     Err(error) => return Err(ReadError::Io(error.to_string())),
                 },
             }
         }
+    }
+
+    /// What a missing segment says; nothing when a running broker gave it back, because it was there before.
+    fn why_gone(&self, wanted: WantedRead) -> Option<ReadError> {
+        let was_there = self.listed.contains(&(wanted.core, wanted.segment));
+        (!was_there).then_some(ReadError::Damaged {
+            core: wanted.core,
+            segment: wanted.segment,
+            position: wanted.position,
+            detail: "the segment is missing",
+        })
     }
 
     fn is_newer(&self, core: u16, segment: u64) -> bool {

@@ -260,6 +260,7 @@ fn scan_all(
     options.progress.on_cores(cores.len() as u64);
     let mut all_inputs = Vec::new();
     for core in &cores {
+        layout.check_files(*core)?;
         let inputs = inputs(layout, *core)?;
         let bytes = inputs.iter().map(|input| input.source.len()).sum();
         options.progress.add_total(inputs.len() as u64, bytes);

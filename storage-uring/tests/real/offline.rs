@@ -394,3 +394,61 @@ fn a_segment_with_the_last_number_stops_the_start_and_stays() {
         assert_eq!(layout.segments(0).expect("lists"), before);
     }
 }
+
+#[test]
+fn what_is_no_file_is_named_by_a_start_and_by_a_reader_and_neither_waits() {
+    let dir = disk_dir();
+    written(dir.path(), true);
+    let core = dir.path().join("core-log/0");
+    let segment = format!("seg-{:016x}.fxl", 9);
+    for (name, is_pipe) in [
+        (segment.as_str(), true),
+        (segment.as_str(), false),
+        ("spare-00000000.fxs", false),
+        ("rewrite-0000000000000001.fxs", false),
+        ("freed", false),
+    ] {
+        let odd = core.join(name);
+        match is_pipe {
+            true => {
+                let made = std::process::Command::new("mkfifo").arg(&odd).status();
+                assert!(made.expect("mkfifo runs").success());
+            }
+            false => std::fs::create_dir(&odd).expect("mkdir"),
+        }
+        let by_start = recover(dir.path(), 1).map(|_| ());
+        let by_reader = Reader::open(dir.path(), 1).map(|_| ());
+        for refused in [by_start, by_reader] {
+            let refused = refused.expect_err("is refused");
+            assert!(
+                matches!(&refused, StorageError::NotAFile { path } if *path == odd),
+                "{refused}"
+            );
+        }
+        match is_pipe {
+            true => std::fs::remove_file(&odd).expect("rm"),
+            false => std::fs::remove_dir(&odd).expect("rmdir"),
+        }
+    }
+    start_twice(dir.path(), SIZES.len());
+}
+
+#[test]
+fn an_oldest_segment_that_is_gone_is_not_said_to_be_given_back() {
+    let dir = disk_dir();
+    on_core(config(dir.path()), move |storage| async move {
+        let log = storage.open_log(&name(0)).expect("opens");
+        for _ in 0..60u64 {
+            let taken = storage.append(log, 1, 1, [&[7; 60_000][..]].into_iter(), 0);
+            taken.expect("appends");
+            storage.kick();
+            assert!(outcomes(&storage, 1).await[0].result.is_ok());
+        }
+    });
+    std::fs::remove_file(&segments_with_records(dir.path())[0]).expect("goes");
+    let verified = Reader::open(dir.path(), 1).expect("opens").verify();
+    assert!(
+        !verified.is_clean() && verified.given_back.is_empty(),
+        "{verified:?}"
+    );
+}
