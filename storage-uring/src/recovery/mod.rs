@@ -390,7 +390,8 @@ fn core_end(layout: &Layout, scan: &CoreScan) -> Result<CoreEnd, StorageError> {
     let of_ours = of_ours.into_iter().flatten().copied();
     let newest = of_ours.filter(|seq| !scan.unknown.contains(seq)).max();
     let newest = newest.unwrap_or(0);
-    let next_segment = newest.max(scan.end.0).max(scan.freed.newest()) + 1;
+    let newest = newest.max(scan.end.0).max(scan.freed.newest());
+    let next_segment = newest.saturating_add(1);
     if next_segment > SEQUENCE_MAX {
         return Err(StorageError::SequencesUsedUp {
             dir: layout.core(scan.core),
