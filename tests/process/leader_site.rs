@@ -62,6 +62,19 @@ impl Site {
         site
     }
 
+    /// Raises the generation of the file itself, in what is written from now on: without that nothing goes from it.
+    pub fn raise_file_generation(&mut self) {
+        let line = |line: &&str| line.starts_with("generation = ");
+        let old = self.plain_catalog.lines().find(line);
+        let old = old.expect("a generation").to_owned();
+        let number = old
+            .rsplit(' ')
+            .next()
+            .and_then(|text| text.parse::<u64>().ok());
+        let new = format!("generation = {}", number.expect("a number") + 1);
+        self.plain_catalog = self.plain_catalog.replacen(&old, &new, 1);
+    }
+
     pub fn write_catalog(&self, generation: u64, leader: &str) {
         let tables = vector_tables(generation, leader, &["node-1", "node-2", "node-3"]);
         let path = self.brokers.cluster.catalog();

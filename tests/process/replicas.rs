@@ -196,6 +196,7 @@ async fn a_catalog_older_than_an_accepted_generation_is_refused() {
     let log = ReplicaLog::Stream;
     assert_eq!(ask(&mut stream, &records(log, 7, 0, &["a"])).await, Ok(1));
     // Without the shard the file is fine; with the shard at an older generation it is not.
+    site.raise_file_generation();
     let path = site.brokers.cluster.catalog().to_path_buf();
     std::fs::write(path.with_extension("new"), &site.plain_catalog).expect("a file");
     std::fs::rename(path.with_extension("new"), &path).expect("a rename");
