@@ -3,10 +3,12 @@
 use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use shard_executor::rt::{spawn_core, CoreSpec};
 use storage_uring::{
     recover, Completion, LogKind, LogName, LogRef, RecoveredSet, Storage, StorageConfig,
+    StorageError,
 };
 
 /// A directory on the file system of the build, where O_DIRECT works (the system's temporary directory may
@@ -38,6 +40,20 @@ pub fn config(dir: &Path) -> StorageConfig {
     }
 }
 
+/// A start over a directory that nobody has open any more. A process that another test is just starting holds what
+/// this one has open, its locks included, until it runs a program of its own: that is waited for.
+pub fn recovered(dir: &Path, threads: usize) -> Arc<RecoveredSet> {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        match recover(dir, threads) {
+            Err(StorageError::Locked { .. }) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            outcome => return outcome.expect("recovers"),
+        }
+    }
+}
+
 /// Runs `body` on one core over the recovered directory, then waits for the core to end.
 pub fn on_core<R, F, Fut>(config: StorageConfig, body: F) -> R
 where
@@ -45,7 +61,7 @@ where
     F: FnOnce(Storage) -> Fut + Send + 'static,
     Fut: Future<Output = R> + 'static,
 {
-    let recovered: Arc<RecoveredSet> = recover(&config.dir, 2).expect("recovers");
+    let recovered = recovered(&config.dir, 2);
     let spec = CoreSpec {
         name: "storage-test".into(),
         ..CoreSpec::new(0)

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use shard_executor::rt::{spawn_core, CoreSpec};
-use storage_uring::{recover, ControlEvent, LogRef, ReadError, Retention, Storage, StorageConfig};
+use storage_uring::{ControlEvent, LogRef, ReadError, Retention, Storage, StorageConfig};
 
-use crate::common::{config, disk_dir, name, outcomes, payload, read_all};
+use crate::common::{config, disk_dir, name, outcomes, payload, read_all, recovered};
 
 const LOGS: u32 = 12;
 /// Of one visit to each log; several segments on each core.
@@ -46,7 +46,7 @@ where
     F: AsyncFn(&Storage, LogRef, u32) + Clone + Send + 'static,
     G: AsyncFn(&Storage, u16) + Clone + Send + 'static,
 {
-    let recovered = recover(dir, 2).expect("recovers");
+    let recovered = recovered(dir, 2);
     let report = recovered.report();
     let is_clean = report.cuts.is_empty() && report.damages.is_empty();
     assert!(is_clean && report.refused.is_empty(), "{report:?}");

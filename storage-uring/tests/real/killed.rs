@@ -13,7 +13,7 @@ use std::time::Duration;
 use storage_uring::offline::Reader;
 use storage_uring::{ControlEvent, LogRef, Storage};
 
-use crate::common::{config, disk_dir, name, on_core, outcomes};
+use crate::common::{config, disk_dir, name, on_core, outcomes, recovered};
 use crate::loop_fs::{Kind, LoopFs};
 
 const SHARDS: u32 = 6;
@@ -396,10 +396,10 @@ fn power_cuts(kind: Kind, bytes: u64, sector: u32, rounds: u64) {
         let left = disk.power_cut(kind, sector);
         book.check(&left.at.join("data"));
         // A start over what is left decides the same, and a second one finds nothing to do.
-        let first = storage_uring::recover(&left.at.join("data"), 1).expect("recovers");
+        let first = recovered(&left.at.join("data"), 1);
         assert!(first.report().damages.is_empty(), "{:?}", first.report());
         drop(first);
-        let second = storage_uring::recover(&left.at.join("data"), 1).expect("recovers");
+        let second = recovered(&left.at.join("data"), 1);
         assert!(second.report().cuts.is_empty(), "{:?}", second.report());
         drop(second);
         book.check(&left.at.join("data"));
