@@ -17,10 +17,12 @@ use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::StorageError;
+use crate::format::segment::SegmentHeader;
 use crate::format::{
     get_u32, get_u64, is_known_version, put_u32, put_u64, DataUuid, ALIGN, FORMAT_VERSION,
 };
@@ -142,6 +144,24 @@ impl Layout {
             .collect())
     }
 
+    /// Takes back what was said of segments that were put back whole, or are gone, since: a start may shorten what
+    /// has their names now.
+    pub fn forget_restored(&self, core: u16) -> Result<(), StorageError> {
+        let dir = self.core(core);
+        for seq in self.shortened(core)? {
+            let path = self.segment(core, seq);
+            let is_short = is_short(&path);
+            if is_short.map_err(|error| StorageError::io("looking at", path, error))? {
+                continue;
+            }
+            let mark = dir.join(format!("seg-{seq:016x}.short"));
+            std::fs::remove_file(&mark)
+                .and_then(|()| sync_dir(&dir))
+                .map_err(|error| StorageError::io("removing", mark, error))?;
+        }
+        Ok(())
+    }
+
     /// Says for every later start, durably, that a segment was shorter than it was made before any start
     /// could have shortened it.
     pub fn note_shortened(&self, core: u16, seq: u64) -> Result<(), StorageError> {
@@ -166,6 +186,23 @@ impl Layout {
             .map(|name| dir.join(name))
             .collect())
     }
+}
+
+/// Whether a segment is there and shorter than its header says, or too short to have one.
+fn is_short(path: &Path) -> std::io::Result<bool> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let len = file.metadata()?.len();
+    if len < ALIGN as u64 {
+        return Ok(true);
+    }
+    let mut block = [0; ALIGN];
+    file.read_exact_at(&mut block, 0)?;
+    // What has no header to compare with is as it was found.
+    Ok(SegmentHeader::decode(&block).map_or(true, |header| len < header.segment_bytes))
 }
 
 /// Whether a directory has this name. One that cannot be looked at is an error: it may be one.

@@ -140,6 +140,7 @@ pub fn recover_with(
     let scans = scan_all(layout, &data_dir.meta.uuid, threads, options)?;
     // Once the epoch is raised, the next start could not tell it from what this one shortens.
     for scan in &scans {
+        layout.forget_restored(scan.core)?;
         for segment in &scan.shortened {
             layout.note_shortened(scan.core, *segment)?;
         }

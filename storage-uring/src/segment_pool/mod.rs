@@ -10,6 +10,7 @@
 //! Invariant: a segment handed out is written in full, named and durable; a failed sync of a spare throws
 //! that file away, a failed sync of the directory ends the core log.
 
+mod files;
 mod rewriting;
 
 use std::collections::VecDeque;
@@ -30,6 +31,9 @@ use crate::format::segment::SegmentHeader;
 use crate::format::ALIGN;
 use crate::rewrite::{RewriteFault, RewritePlan, RewriteTotals, RewrittenMap};
 use crate::slab::SlabWriter;
+
+pub use files::free_bytes;
+use files::rename_to_new;
 
 const ZERO_CHUNK: usize = 1 << 20;
 /// How often space is looked at, and a request that cannot be met is tried again.
@@ -398,7 +402,8 @@ impl Worker {
             Err(NameFault::Taken(error)) => {
                 drop(std::fs::remove_file(&spare));
                 self.tell(PoolEvent::Failed(format!(
-                    "segment {seq:016x} cannot get its name: {error}"
+                    "segment {seq:016x} cannot get its name: {error}; nobody but the broker may make files in the \
+                     directory of its core log: move what has that name elsewhere and restart"
                 )));
                 self.stopped = true;
             }
@@ -659,100 +664,5 @@ enum NameFault {
     Directory(io::Error),
 }
 
-/// Gives a file a name that nothing has: whatever has it may be the only copy of records.
-fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
-    let c_path = |path: &Path| {
-        std::ffi::CString::new(path.as_os_str().as_encoded_bytes())
-            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
-    };
-    let (old, new) = (c_path(from)?, c_path(to)?);
-    // SAFETY: both paths are nul-terminated and live until the call returns.
-    let renamed = unsafe {
-        libc::renameat2(
-            libc::AT_FDCWD,
-            old.as_ptr(),
-            libc::AT_FDCWD,
-            new.as_ptr(),
-            libc::RENAME_NOREPLACE,
-        )
-    };
-    if renamed == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
-    match error.raw_os_error() {
-        // Not every file system can refuse to replace. A second name does, and the first one goes then.
-        Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP) => {
-            std::fs::hard_link(from, to)?;
-            std::fs::remove_file(from)
-        }
-        _ => Err(error),
-    }
-}
-
-/// Bytes an unprivileged process may still use on the file system of `dir`.
-pub fn free_bytes(dir: &Path) -> io::Result<u64> {
-    let path = std::ffi::CString::new(dir.as_os_str().as_encoded_bytes())
-        .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-    // SAFETY: a zeroed statvfs is a valid value to be overwritten.
-    let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is nul-terminated and the struct is ours.
-    if unsafe { libc::statvfs(path.as_ptr(), &mut stat) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spares_are_made_from_few_left_until_all_are_there() {
-        let mut refill = Refill::new(2, 4);
-        let seen: Vec<bool> = [0, 3, 4, 3, 2, 1, 2, 3, 4, 3]
-            .into_iter()
-            .map(|have| refill.wants(have))
-            .collect();
-        assert_eq!(
-            seen,
-            [true, true, false, false, false, true, true, true, false, false]
-        );
-        let mut one = Refill::new(0, 1);
-        assert!(one.wants(0) && !one.wants(1) && one.wants(0));
-    }
-
-    #[test]
-    fn a_name_that_is_taken_ends_the_core_log_and_keeps_what_has_it() {
-        for first_seq in [1, SEQUENCE_MAX + 1] {
-            let dir = tempfile::tempdir().expect("tempdir");
-            let data_dir = Arc::new(DataDir::open(dir.path()).expect("opens"));
-            let taken = data_dir.layout.segment(0, 1);
-            std::fs::create_dir(data_dir.layout.core(0)).expect("mkdir");
-            std::fs::write(&taken, b"records").expect("writes");
-            let config = SegmentPoolConfig {
-                data_dir: Arc::clone(&data_dir),
-                core: 0,
-                core_count: 1,
-                segment_bytes: 1 << 20,
-                spares: 1,
-                refill_below: 1,
-                reserve_bytes: 0,
-                low_space_bytes: 0,
-                direct_io: false,
-                o_dsync: false,
-                first_seq,
-                faults: None,
-            };
-            let (mut worker, _, events) = Worker::new(config, Box::new(|| {}));
-            worker.add_spare();
-            worker.pending = 1;
-            worker.hand_over();
-            assert!(matches!(events.try_recv(), Ok(PoolEvent::Failed(_))));
-            assert!(worker.stopped);
-            assert_eq!(std::fs::read(&taken).expect("reads"), b"records");
-            let left = std::fs::read_dir(data_dir.layout.core(0)).expect("lists");
-            assert_eq!(left.count(), 1);
-        }
-    }
-}
+mod tests;

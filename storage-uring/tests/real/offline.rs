@@ -234,6 +234,40 @@ fn a_lost_or_shortened_newest_segment_is_refused_at_every_start() {
     }
 }
 
+/// What a start said of the short file is not true of the one that was put in its place, which later starts shorten.
+#[test]
+fn a_shortened_segment_that_is_put_back_whole_is_good_at_every_start() {
+    let original = disk_dir();
+    written(original.path(), false);
+    let newest = segments_with_records(original.path()).pop().expect("some");
+    let dir = disk_dir();
+    copy(original.path(), dir.path());
+    let of_copy = newest.strip_prefix(original.path()).expect("inside");
+    let of_copy = dir.path().join(of_copy);
+    let file = std::fs::OpenOptions::new().write(true).open(&of_copy);
+    file.expect("opens").set_len(4096).expect("cuts");
+    let found = recover(dir.path(), 1).expect("starts");
+    assert!(!found.report().damages.is_empty());
+    drop(found);
+    let mark = of_copy.with_extension("short");
+    assert!(mark.exists());
+    std::fs::copy(&newest, &of_copy).expect("is put back");
+    for start in 0..3 {
+        let found = recover(dir.path(), 1).expect("starts");
+        let damages = &found.report().damages;
+        assert!(damages.is_empty(), "start {start}: {damages:?}");
+        drop(found);
+        on_core(config(dir.path()), |storage| async move {
+            let log = storage.open_log(&name(0)).expect("opens");
+            let taken = storage.append(log, 1, 1, [&b"x"[..]].into_iter(), 0);
+            taken.expect("is taken");
+            storage.kick();
+            assert!(outcomes(&storage, 1).await[0].result.is_ok());
+        });
+    }
+    assert!(!mark.exists());
+}
+
 #[test]
 fn a_flipped_bit_in_the_last_record_is_refused_on_every_start() {
     for orderly in [false, true] {
