@@ -94,6 +94,7 @@ impl Totals {
         all.conflicts += one.conflicts;
         all.bootstraps += one.bootstraps;
         all.rebuilds += one.rebuilds;
+        all.refused_requests += one.refused_requests;
         for (what, count) in &report.readings {
             *self.readings.entry(what).or_default() += count;
         }
@@ -183,6 +184,7 @@ fn summarise(totals: &Totals, started: Instant) {
             "conflicts": totals.replication.conflicts,
             "bootstraps": totals.replication.bootstraps,
             "rebuilds": totals.replication.rebuilds,
+            "refused_requests": totals.replication.refused_requests,
         },
         "readings": totals.readings,
         "requests": totals.requests,

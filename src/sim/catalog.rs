@@ -10,6 +10,9 @@ use super::log::SimLog;
 use crate::ids::{Namespace, NodeId, ShardId, ShardKind, StreamName, TenantId};
 use crate::wire::internal::{ShardRef, Text};
 
+/// Number of the first file that no operator meant.
+const WRONG: usize = 1 << 32;
+
 /// Who leads and who follows, at one generation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assignment {
@@ -53,6 +56,8 @@ pub struct SimCatalog {
     pub nodes: Vec<NodeId>,
     pub shards: Vec<Shard>,
     versions: Vec<Vec<Assignment>>,
+    /// Files an operator never meant; numbered from [`WRONG`] on.
+    wrong: Vec<Vec<Assignment>>,
     leaders: Vec<BTreeMap<u64, usize>>,
 }
 
@@ -68,6 +73,7 @@ impl SimCatalog {
             nodes: (0..nodes).filter_map(|i| name(i).ok()).collect(),
             shards,
             versions: vec![first],
+            wrong: Vec::new(),
             leaders,
         }
     }
@@ -78,7 +84,21 @@ impl SimCatalog {
     }
 
     pub fn assignment(&self, version: usize, shard: usize) -> &Assignment {
-        &self.versions[version][shard]
+        &self.file(version)[shard]
+    }
+
+    /// What a file says of all shards.
+    pub fn file(&self, version: usize) -> &[Assignment] {
+        match version.checked_sub(WRONG) {
+            None => &self.versions[version],
+            Some(at) => &self.wrong[at],
+        }
+    }
+
+    /// Adds a file that is none of the operator's versions.
+    pub fn add_wrong(&mut self, file: Vec<Assignment>) -> usize {
+        self.wrong.push(file);
+        WRONG + self.wrong.len() - 1
     }
 
     pub fn current(&self, shard: usize) -> &Assignment {

@@ -11,6 +11,7 @@ use super::network::{Network, NetworkEvent};
 use super::operator::Replacement;
 use super::queue::Queue;
 use super::random::Random;
+use super::reports::{Draft, Reports};
 use super::trace::Trace;
 
 /// One core of one life of a broker.
@@ -61,6 +62,16 @@ pub enum Event {
         shard: usize,
     },
     StopLeader(Replacement),
+    /// A leader's report is before the engine.
+    Report {
+        at: CoreAt,
+        shard: usize,
+        draft: Draft,
+    },
+    /// A catalog file that must not be followed lies on a broker's disk for a moment.
+    WrongFile {
+        node: usize,
+    },
     /// The next step of an arranged row of leaders.
     FigureEight,
     Promote(Replacement),
@@ -118,6 +129,10 @@ pub enum Fault {
     /// The last look at the logs of such a row of leaders.
     FigureEightEnded,
     DamagedCopy,
+    WrongFile,
+    ReportFailed,
+    ReportAnswerLost,
+    PromotedByReport,
 }
 
 impl Fault {
@@ -162,6 +177,10 @@ impl Fault {
             Self::FigureEight => "figure_eight",
             Self::FigureEightEnded => "figure_eight_ended",
             Self::DamagedCopy => "damaged_copy",
+            Self::WrongFile => "wrong_file",
+            Self::ReportFailed => "report_failed",
+            Self::ReportAnswerLost => "report_answer_lost",
+            Self::PromotedByReport => "promoted_by_report",
         }
     }
 }
@@ -202,6 +221,7 @@ pub struct Env {
     pub judge: Judge,
     pub trace: Trace,
     pub consumers: Consumers,
+    pub reports: Reports,
     pub plan: Plan,
     pub faults: BTreeMap<Fault, u64>,
     /// The life each broker is in; `None` while it is down.

@@ -7,8 +7,8 @@
 //! * [`world`], [`env`], [`queue`], [`random`], [`trace`]: time, chance, what happened.
 //! * [`network`], [`disk`], [`log`], [`catalog`]: what surrounds a broker.
 //! * [`core`]: a broker's core, the machines of [`crate::proto`] behind a thin driver.
-//! * [`workload`], [`consumers`], [`faults`], [`operator`], [`moves`], [`figure_eight`]: what is asked, what
-//!   goes wrong, who leads next.
+//! * [`workload`], [`consumers`], [`faults`], [`operator`], [`moves`], [`figure_eight`], [`reports`],
+//!   [`mistakes`]: what is asked, what goes wrong, who leads next.
 //! * [`check`]: the invariants.
 
 pub mod catalog;
@@ -20,11 +20,13 @@ pub mod env;
 pub mod faults;
 pub mod figure_eight;
 pub mod log;
+pub mod mistakes;
 pub mod moves;
 pub mod network;
 pub mod operator;
 pub mod queue;
 pub mod random;
+pub mod reports;
 pub mod seeds;
 pub mod trace;
 pub mod workload;
@@ -71,6 +73,8 @@ pub struct ReplicationCounts {
     pub conflicts: u64,
     pub bootstraps: u64,
     pub rebuilds: u64,
+    /// Requests that copies at rest had to refuse before anything of them counted.
+    pub refused_requests: u64,
 }
 
 thread_local! {

@@ -10,7 +10,6 @@ use super::core::CoreInput;
 use super::disk::{LogImage, LogKey};
 use super::env::{Event, Fault};
 use super::figure_eight::MEMBERS;
-use super::moves::PlannedMove;
 use super::world::World;
 
 /// What the operator read from one member's disk: the newest generation in its history, and its
@@ -56,6 +55,9 @@ impl World {
             return self.begin_move(shard);
         }
         let old = current.leader;
+        if self.promote_by_report(shard) {
+            return;
+        }
         match self.env.random.schedule.chance(400) {
             true => self.isolate(shard, old, &current.replicas),
             false => self.stop_leader(Replacement { shard, old }),
@@ -115,16 +117,13 @@ impl World {
         let moving = self.moves.get(&shard);
         let sets = moving.map(|planned| planned.sets(&current.replicas));
         let sets = sets.unwrap_or_else(|| vec![current.replicas.clone()]);
-        let holders = moving.map_or(current.replicas.clone(), PlannedMove::holders);
         let seen = self.inspect(shard, old, &sets, reached);
         let promoted = match current.leader == old {
             true => choose(&seen, &sets, self.unsafe_promotion),
             false => None,
         };
         if let Some(leader) = promoted {
-            if let Some(planned) = self.moves.get_mut(&shard) {
-                planned.after_replacement(&current.replicas);
-            }
+            let holders = self.holders_after_replacement(shard, &current.replicas);
             self.env.count_fault(Fault::LeaderReplaced);
             self.judge_promotion(shard, leader);
             let version = self.env.catalog.assign(shard, leader, holders);
@@ -141,6 +140,15 @@ impl World {
         self.held[old] = false;
         let at_us = self.env.now_us + self.env.random.schedule.below(2_000_000);
         self.env.queue.push(at_us, Event::Restart { node: old });
+    }
+
+    /// Who holds the shard under the leader that replaces its own, `narrowed` being who held it last.
+    pub fn holders_after_replacement(&mut self, shard: usize, narrowed: &[usize]) -> Vec<usize> {
+        let Some(planned) = self.moves.get_mut(&shard) else {
+            return narrowed.to_vec();
+        };
+        planned.after_replacement(narrowed);
+        planned.holders()
     }
 
     /// Nobody is promoted who lacks something committed.

@@ -61,6 +61,10 @@ pub struct Random {
     pub upkeep: Choices,
     /// What becomes of those who may lead next while a companion is written anew.
     pub heirs: Choices,
+    /// The engine that stores reports.
+    pub reports: Choices,
+    /// Catalog files that must not be followed.
+    pub mistakes: Choices,
 }
 
 impl Random {
@@ -73,6 +77,8 @@ impl Random {
             faults: Choices::new(seed, 5),
             upkeep: Choices::new(seed, 6),
             heirs: Choices::new(seed, 7),
+            reports: Choices::new(seed, 8),
+            mistakes: Choices::new(seed, 10),
         }
     }
 }

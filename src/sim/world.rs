@@ -14,6 +14,7 @@ use super::moves::PlannedMove;
 use super::network::{Network, IDLE_TIMEOUT_US};
 use super::queue::Queue;
 use super::random::{Choices, Random};
+use super::reports::Reports;
 use super::trace::Trace;
 use super::workload::Request;
 use crate::ids::ShardKind;
@@ -83,6 +84,7 @@ impl World {
             judge: Judge::new(plan.legacy_nodes.clone()),
             trace: Trace::new(is_shown),
             consumers: Consumers::default(),
+            reports: Reports::default(),
             faults: BTreeMap::new(),
             incarnation: vec![None; nodes],
             slow_factor: vec![1; nodes],
@@ -119,6 +121,7 @@ impl World {
             moves_made: 0,
             heal_at_us: None,
         };
+        world.plan_reports();
         for node in 0..nodes {
             world.start(node, Vec::new());
         }
@@ -126,6 +129,7 @@ impl World {
         world.env.queue.push(2_000, Event::GroupRequest);
         world.env.queue.push(5_000, Event::Strike);
         world.env.queue.push(50_000, Event::Operator);
+        world.plan_mistakes();
         world
     }
 
@@ -202,6 +206,8 @@ impl World {
             Event::Operator => self.operate(),
             Event::MoveOn { shard } => self.move_on(shard),
             Event::StopLeader(replacement) => self.stop_leader(replacement),
+            Event::Report { at, shard, draft } => self.env.store_report(at, shard, draft),
+            Event::WrongFile { node } => self.put_wrong_file(node),
             Event::FigureEight => self.on_figure_eight(),
             Event::Promote(replacement) => self.promote(replacement, None),
             Event::RestartFailed { node, incarnation } => {

@@ -9,7 +9,9 @@ mod given_up;
 pub mod groups;
 pub mod last;
 pub mod readings;
+pub mod refusals;
 pub mod replication;
+mod views;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

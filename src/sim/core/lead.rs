@@ -11,7 +11,7 @@ use super::Core;
 use crate::ids::{Generation, NodeId};
 use crate::proto::convert::PeerReply;
 use crate::proto::replication::leader::{
-    FollowerIdx, HaltReason, LogStart, MajorityAlone, QuorumWaits, RebuildSlots, ShardEvent,
+    FollowerIdx, HaltReason, LogStart, QuorumWaits, RebuildSlots, ReportId, ShardEvent,
     ShardLeader, ShardSpec, ShipLimits,
 };
 use crate::proto::MonoTime;
@@ -19,6 +19,7 @@ use crate::sim::catalog::Acknowledge;
 use crate::sim::check::replication::Counted;
 use crate::sim::disk::{Change, Done, LogKey, SimLog};
 use crate::sim::env::Env;
+use crate::sim::reports::SimGate;
 use crate::wire::internal::ReplicaLog;
 
 /// How long a `Quorum` write waits for its majority.
@@ -42,7 +43,8 @@ impl RebuildSlots for Slots {
 
 #[derive(Debug)]
 pub(super) struct Led {
-    pub machine: ShardLeader<MajorityAlone>,
+    pub machine: ShardLeader<SimGate>,
+    gate: SimGate,
     pub generation: u64,
     pub followers: Vec<usize>,
     pub is_superseded: bool,
@@ -202,13 +204,15 @@ impl Core {
                 state: self.log_state(env, *key),
             })
             .collect();
-        match ShardLeader::begin(spec, MajorityAlone, &logs) {
+        let gate = SimGate::new(env, (shard, assignment.generation), &followers);
+        match ShardLeader::begin(spec, gate.clone(), &logs) {
             Ok(machine) => {
                 self.close_replicas(shard);
                 env.judge
                     .on_begin(self.at.node, keys, assignment.generation, &self.journal);
                 let led = Led {
                     machine,
+                    gate,
                     generation: assignment.generation,
                     followers,
                     is_superseded: false,
@@ -240,6 +244,35 @@ impl Core {
             .and_then(|led| led.machine.poll_event())
         {
             self.on_lead_event(env, shard, event);
+        }
+        self.send_reports(env, shard);
+    }
+
+    /// What the shard's leader wants stored goes to the engine.
+    fn send_reports(&self, env: &mut Env, shard: usize) {
+        let Some(led) = self.leads.led.get(&shard) else {
+            return;
+        };
+        let key = logs_of_shard(env, shard)[0];
+        for draft in led.gate.take_unsent() {
+            env.judge.on_report(self.at.node, key, &draft);
+            env.send_report(self.at, shard, draft);
+        }
+    }
+
+    pub(super) fn on_report_answered(
+        &mut self,
+        shard: usize,
+        generation: u64,
+        id: ReportId,
+        is_stored: bool,
+    ) {
+        let Some(led) = self.leads.led.get_mut(&shard) else {
+            return;
+        };
+        if led.generation == generation {
+            led.gate.on_answer(id, is_stored);
+            led.machine.on_report(id, is_stored);
         }
     }
 
@@ -291,6 +324,11 @@ impl Core {
                         })
                     })
                     .collect();
+                if env.reports.is_on {
+                    let stored = env.reports.of(shard, generation).map(|draft| draft.mark);
+                    env.judge
+                        .check_reported((node, key), (generation, mark), stored);
+                }
                 if assignment.generation == generation {
                     env.judge.on_mark(
                         node,

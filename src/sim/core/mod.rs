@@ -28,7 +28,7 @@ use crate::ids::{Generation, NodeId};
 use crate::proto::group::GroupOp;
 use crate::proto::outcome::Target;
 use crate::proto::ownership::{Owner, Serving, ShardView};
-use crate::proto::replication::leader::{AskId, FollowerIdx};
+use crate::proto::replication::leader::{AskId, FollowerIdx, ReportId};
 use crate::proto::MonoTime;
 use crate::wire::internal::ReplicaLog;
 
@@ -102,6 +102,13 @@ pub enum CoreInput {
         generation: Generation,
         from: u64,
         most: u64,
+    },
+    /// The engine has stored a leader's report, or the leader has to take it for not stored.
+    ReportAnswered {
+        shard: usize,
+        generation: u64,
+        id: ReportId,
+        is_stored: bool,
     },
     /// Retention gives up the oldest records of a log.
     Trim {
@@ -223,6 +230,12 @@ impl Core {
                 from,
                 most,
             } => self.on_compaction_read(env, (key, generation), (from, most)),
+            CoreInput::ReportAnswered {
+                shard,
+                generation,
+                id,
+                is_stored,
+            } => self.on_report_answered(shard, generation, id, is_stored),
             CoreInput::Trim { key, base } => self.on_trim(env, key, base),
         }
         self.run_replicas(env);
@@ -314,6 +327,8 @@ impl Core {
         if self.view.is_some_and(|view| view > version) {
             return;
         }
+        env.judge
+            .on_view(&env.catalog, self.at.node, self.view, version);
         self.view = Some(version);
         self.caches.on_view(env, self.at.node, version);
         self.run_compaction(env);

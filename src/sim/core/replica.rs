@@ -17,6 +17,7 @@ use crate::proto::replication::{
     ReplicateBody,
 };
 use crate::sim::catalog::Acknowledge;
+use crate::sim::check::refusals::refused_for;
 use crate::sim::disk::{Change, Done, LogKey, Refusal, SimLog};
 use crate::sim::env::{Env, Fault};
 
@@ -214,10 +215,32 @@ impl Core {
             ..request
         };
         self.replicas.held.insert(token, (key, held));
-        if let Some(log) = self.replicas.logs.get_mut(&key) {
-            log.on_request(request);
-        }
+        self.take_request(env, key, request);
         self.run_replicas(env);
+    }
+
+    /// Gives a copy its request. One that has to be refused is watched by the judge.
+    fn take_request(&mut self, env: &mut Env, key: LogKey, request: FollowerRequest) {
+        let view = self
+            .view
+            .map(|version| replica_view(env, version, key.shard));
+        let accepted = Generation(self.journal.seen(key).accepted());
+        let why = refused_for(&self.me, view.as_ref(), accepted, &request);
+        let Some(log) = self.replicas.logs.get_mut(&key) else {
+            return;
+        };
+        let Some(why) = why.filter(|_| log.is_at_rest()) else {
+            return log.on_request(request);
+        };
+        let before = log.clone();
+        log.on_request(request);
+        let actions: Vec<FollowerAction> = std::iter::from_fn(|| log.poll_action()).collect();
+        let at = (self.at.node, key);
+        env.judge
+            .on_refused_request(at, why, (&before, log), &actions);
+        for action in actions {
+            self.run_follower_action(env, key, action);
+        }
     }
 
     /// Carries out everything the copies have decided.

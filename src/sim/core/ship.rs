@@ -205,6 +205,10 @@ impl Core {
             self.leads.mark(ship.shard),
             env.catalog.shards[ship.shard].acknowledge,
         );
+        if let ReplicateBody::Rebuild { .. } = &ship.body {
+            let report = env.reports.of(ship.shard, ship.generation);
+            env.judge.check_unnamed((self.at.node, to), key, report);
+        }
         let log = ship.log;
         let message = match &ship.body {
             ReplicateBody::Records {

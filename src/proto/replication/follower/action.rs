@@ -8,7 +8,7 @@ use crate::proto::replication::types::{ReplicateAnswer, ReplicateBody};
 use crate::wire::internal::Payloads;
 
 /// A request as it arrived, with who sent it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FollowerRequest {
     /// Names the request in its answer.
     pub request: u64,

@@ -80,7 +80,7 @@ pub struct FollowerState {
 }
 
 /// What is known of equality with the leader of one generation.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Matched {
     generation: Generation,
     mark: Option<u64>,
@@ -89,7 +89,7 @@ struct Matched {
 }
 
 /// The request being decided, and what it waits for.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Current {
     request: FollowerRequest,
     stage: Stage,
@@ -120,7 +120,7 @@ enum Change {
 }
 
 /// Disk work started and not reported yet.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Pending {
     ticket: u64,
     /// The durable tail once it is durable.
@@ -131,7 +131,7 @@ struct Pending {
 }
 
 /// An answer that waits for disk work.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Owed {
     request: u64,
     generation: Generation,
@@ -140,7 +140,7 @@ struct Owed {
     answer: OwedAnswer,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OwedAnswer {
     /// As far as the log is matched and durable when it is sent.
     Matched,
@@ -155,7 +155,7 @@ enum Resync {
 }
 
 /// One follower's copy of one log.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FollowerLog {
     me: NodeId,
     /// It gives up what its leader says it has given up.
@@ -258,6 +258,11 @@ impl FollowerLog {
     /// Whether no request waits for an answer.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.current.is_none() && self.owed.is_empty()
+    }
+
+    /// Whether nothing at all is on its way: no request, no disk work, no action not taken yet.
+    pub fn is_at_rest(&self) -> bool {
+        self.is_idle() && self.pending.is_empty() && self.resync.is_none() && self.outbox.is_empty()
     }
 
     // -- inputs --

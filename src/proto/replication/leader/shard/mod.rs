@@ -41,7 +41,8 @@ pub struct ShardLeader<G> {
     floor: u64,
     committed: u64,
     gate: G,
-    pending_report: Option<(ReportId, u64)>,
+    /// The report being stored, and the mark it is to publish, if it is to publish one.
+    pending_report: Option<(ReportId, Option<u64>)>,
     /// Space for a report; one entry a follower.
     positions: Vec<FollowerPosition>,
     random: u64,
@@ -144,6 +145,11 @@ impl<G: ReportGate> ShardLeader<G> {
     ) -> Option<(ReplicaLog, Asked)> {
         let (at, want) = self.find_want(follower, now)?;
         let may_be_filled = self.may_be_filled(at, follower);
+        // I29: whoever might be promoted on a report may not lose its copy.
+        let is_unnamed = want != Want::Rebuild || self.gate.is_unnamed(usize::from(follower.0));
+        if !is_unnamed {
+            self.unname_the_halted();
+        }
         let view = self.view(at);
         let mut limits = self.spec.limits;
         let shipped = &mut self.logs[at];
@@ -159,8 +165,6 @@ impl<G: ReportGate> ShardLeader<G> {
         let cursor = &mut shipped.cursors[usize::from(follower.0)];
         cursor.on_time(now);
         if want == Want::Rebuild {
-            // I29: whoever might be promoted on a report may not lose its copy.
-            let is_unnamed = self.gate.is_unnamed(usize::from(follower.0));
             if !is_unnamed || !may_be_filled || !slots.try_take() {
                 if let Some(halt) = &mut cursor.halt {
                     halt.rebuild_at = now + limits.slot_poll;
