@@ -77,8 +77,9 @@ impl Random {
             faults: Choices::new(seed, 5),
             upkeep: Choices::new(seed, 6),
             heirs: Choices::new(seed, 7),
-            reports: Choices::new(seed, 8),
-            mistakes: Choices::new(seed, 10),
+            // Numbers with which the kept seeds stay the runs they were.
+            reports: Choices::new(seed, 16),
+            mistakes: Choices::new(seed, 25),
         }
     }
 }

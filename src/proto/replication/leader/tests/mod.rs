@@ -4,6 +4,7 @@ mod answers;
 mod base;
 mod opening;
 mod rebuild;
+mod reports;
 mod scenarios;
 mod shipping;
 
