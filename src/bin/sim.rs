@@ -16,6 +16,7 @@ use felix_uring::sim::{
     keep_panics_for_reports, run_seed, run_seed_with_unsafe_promotion, ReplicationCounts,
     SeedReport,
 };
+use storage_uring::sim::HistoryCounts;
 
 /// Simulates clusters on virtual time, one for each seed, and checks what must always be true.
 #[derive(Debug, Parser)]
@@ -67,6 +68,7 @@ struct Totals {
     acked_quorum: u64,
     replication: ReplicationCounts,
     readings: ReadingCounts,
+    storage: HistoryCounts,
 }
 
 impl Totals {
@@ -94,6 +96,7 @@ impl Totals {
         all.conflicts += one.conflicts;
         all.bootstraps += one.bootstraps;
         all.rebuilds += one.rebuilds;
+        self.storage += report.storage;
         for (what, count) in &report.readings {
             *self.readings.entry(what).or_default() += count;
         }
@@ -185,6 +188,7 @@ fn summarise(totals: &Totals, started: Instant) {
             "rebuilds": totals.replication.rebuilds,
         },
         "readings": totals.readings,
+        "storage": totals.storage,
         "requests": totals.requests,
         "refused": totals.refused,
         "indeterminate": totals.indeterminate,

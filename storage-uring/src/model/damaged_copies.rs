@@ -8,10 +8,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::plain::Op;
-use super::rig::Rig;
 use super::{count, payload, recover, Images, Recovered, Rng, SimOptions};
 use crate::format::group::GroupHeader;
+use crate::sim::plain::Op;
+use crate::sim::rig::Rig;
 
 const SHARDS: u32 = 4;
 
