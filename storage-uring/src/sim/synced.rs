@@ -29,25 +29,25 @@ pub(super) struct Synced {
     pub groups: BTreeMap<u64, SyncedGroup>,
     /// Segments of which only what was needed and durable is left.
     rewritten: BTreeSet<u64>,
-    /// First groups of segments that are not as they were written.
-    begun: Vec<(u64, u64)>,
 }
 
 impl Synced {
     /// Looks at what the device holds, with groups up to this one durable.
     pub fn of(images: &Images, durable_group: u64) -> Self {
         let mut synced = Self::default();
+        // First groups of segments that are not as they were written.
+        let mut begun = Vec::new();
         let freed = freed_of(images);
         for segment in 1..=freed.newest() {
             if let Some(run) = freed.run_of(segment) {
-                synced.begun.push((run.first_seq, run.first_group));
+                begun.push((run.first_seq, run.first_group));
             }
         }
         for (segment, image) in images.iter().filter(|(seq, _)| **seq != FREED) {
             let header = SegmentHeader::decode(image).ok();
             if let Some(whole) = header.and_then(|header| header.rewritten) {
                 synced.rewritten.insert(*segment);
-                synced.begun.push((*segment, whole.first_group));
+                begun.push((*segment, whole.first_group));
                 continue;
             }
             let mut position = SEGMENT_HEADER_BYTES;
@@ -66,10 +66,8 @@ impl Synced {
                 position += header.total_len;
             }
         }
-        let begun = std::mem::take(&mut synced.begun);
         let is_used_again = |number: u64, segment: u64| {
-            let later = &mut begun.iter().filter(|(begun, _)| *begun > segment);
-            later.any(|(_, first_group)| *first_group <= number)
+            (begun.iter()).any(|(later, first)| *later > segment && *first <= number)
         };
         (synced.groups).retain(|number, group| !is_used_again(*number, group.segment));
         synced
