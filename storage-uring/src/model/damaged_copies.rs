@@ -157,7 +157,7 @@ fn damage(images: &mut Images, rng: &mut Rng) -> String {
         2 => image[at..end].fill(0),
         3 => image[at..end]
             .iter_mut()
-            .for_each(|byte| *byte = rng.next() as u8),
+            .for_each(|byte| *byte = rng.next_u64() as u8),
         4 => image.truncate(at),
         5 => image[block..(block + 4096).min(end.max(block))].fill(0xff),
         // A block from elsewhere in the same file: a misdirected write.

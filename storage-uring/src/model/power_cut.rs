@@ -25,7 +25,7 @@ fn cut_everywhere(rig: &Rig, rng: &mut Rng, samples: u64, cuts: &mut Cuts) {
     let mut check =
         |rig: &Rig, rng: &mut Rng, survives: &mut dyn FnMut(usize, usize, &mut Rng) -> bool| {
             let images = {
-                let mut chosen = Rng(rng.next());
+                let mut chosen = Rng(rng.next_u64());
                 rig.sim
                     .cut_power(|at, sector| survives(at, sector, &mut chosen))
             };

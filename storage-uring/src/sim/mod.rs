@@ -38,7 +38,8 @@ pub const SEGMENT_BYTES: u64 = 64 * 1024;
 pub struct Rng(pub u64);
 
 impl Rng {
-    pub fn next(&mut self) -> u64 {
+    /// The next number.
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -46,8 +47,9 @@ impl Rng {
         z ^ (z >> 31)
     }
 
+    /// A number below `n`; 0 when there is none.
     pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n.max(1)
+        self.next_u64() % n.max(1)
     }
 }
 
@@ -66,7 +68,7 @@ pub fn name(shard: u32) -> LogName {
 pub fn payload(rng: &mut Rng, len: usize) -> Vec<u8> {
     let mut bytes = vec![0u8; len];
     for chunk in bytes.chunks_mut(8) {
-        let random = rng.next().to_le_bytes();
+        let random = rng.next_u64().to_le_bytes();
         chunk.copy_from_slice(&random[..chunk.len()]);
     }
     bytes
