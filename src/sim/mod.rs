@@ -7,8 +7,8 @@
 //! * [`world`], [`env`], [`queue`], [`random`], [`trace`]: time, chance, what happened.
 //! * [`network`], [`disk`], [`log`], [`catalog`]: what surrounds a broker.
 //! * [`core`]: a broker's core, the machines of [`crate::proto`] behind a thin driver.
-//! * [`workload`], [`consumers`], [`faults`], [`operator`], [`moves`], [`figure_eight`]: what is asked, what
-//!   goes wrong, who leads next.
+//! * [`workload`], [`consumers`], [`subscribers`], [`faults`], [`operator`], [`moves`], [`figure_eight`]: what is
+//!   asked, what goes wrong, who leads next.
 //! * [`check`]: the invariants.
 
 pub mod catalog;
@@ -26,6 +26,7 @@ pub mod operator;
 pub mod queue;
 pub mod random;
 pub mod seeds;
+pub mod subscribers;
 pub mod trace;
 pub mod workload;
 pub mod world;
@@ -60,6 +61,8 @@ pub struct SeedReport {
     pub acked_quorum: u64,
     pub replication: ReplicationCounts,
     pub readings: ReadingCounts,
+    /// A hash of everything subscribers were handed, in order.
+    pub handed_hash: u64,
 }
 
 /// What replication did in one run.
@@ -126,6 +129,7 @@ fn run_world(mut world: World, seed: u64) -> SeedReport {
         acked_quorum: env.judge.acked_quorum,
         replication: env.judge.replication.counts,
         readings: env.judge.readings.counts.clone(),
+        handed_hash: env.judge.subscribers.hash,
     }
 }
 
