@@ -57,13 +57,22 @@ impl Judge {
         self.subscribers.next.insert(who.number, start);
     }
 
-    /// A subscriber may not begin where it asked to. What it was handed of a `Quorum` shard is never gone again.
-    pub fn on_start_refused(&mut self, who: Subscribed, resumes: bool, refusal: StartRefusal) {
+    /// A subscriber may not begin where it asked to.
+    pub fn on_start_refused(&mut self) {
         self.count("subscriptions_refused", 1);
-        let is_future = matches!(refusal, StartRefusal::InFuture { .. });
-        if who.is_marked && resumes && is_future {
-            self.fail(48, format!("{who:?} cannot go on: {refusal}"));
+    }
+
+    /// One that was handed records of a `Quorum` shard may not go on behind them at a leader that is open. Its mark
+    /// may have a way to go yet, but the records are never gone again.
+    pub fn on_resume_refused(&mut self, who: Subscribed, refusal: StartRefusal, durable: u64) {
+        let StartRefusal::InFuture { requested, .. } = refusal else {
+            return;
+        };
+        if who.is_marked && requested.0 > durable {
+            let seen = format!("{who:?} cannot go on, {durable} are durable: {refusal}");
+            self.fail(48, seen);
         }
+        self.count("subscriptions_refused_before_the_mark", 1);
     }
 
     /// Records are handed to a subscriber.

@@ -124,11 +124,7 @@ impl World {
         if !is_attached {
             self.attach(number);
         } else if may_leave && self.env.random.subscribers.chance(150) {
-            let reason = EndReason::StoppedByClient;
-            if let Some(attached) = &mut self.subscribers.all[number].attached {
-                attached.cursor.end(reason);
-            }
-            self.step_subscriber(number);
+            self.leave(number);
         }
         let subscriber = &mut self.subscribers.all[number];
         let is_away = subscriber.attached.is_none();
@@ -136,6 +132,16 @@ impl World {
         if may_leave || (is_away && subscriber.last_tries < MOST_LAST_TRIES) {
             self.turn_later(number);
         }
+    }
+
+    /// The client wants no more. A broker that stands still does not hear of it.
+    fn leave(&mut self, number: usize) {
+        let attached = self.subscribers.all[number].attached.as_mut();
+        let Some(attached) = attached.filter(|a| self.paused[a.at.node].is_none()) else {
+            return;
+        };
+        attached.cursor.end(EndReason::StoppedByClient);
+        self.step_subscriber(number);
     }
 
     /// Asks a broker for a subscription: the one that leads, by the newest file, or another.
@@ -155,7 +161,7 @@ impl World {
         }
         let owner = &self.nodes[node][core];
         let Some(log) = owner.bounds_for_readers(&self.env, shard) else {
-            return self.env.judge.count("subscriptions_refused", 1);
+            return self.env.judge.on_start_refused();
         };
         let resume_from = self.subscribers.all[number].resume_from.take();
         let choices = &mut self.env.random.subscribers;
@@ -175,10 +181,20 @@ impl World {
                 self.step_subscriber(number);
             }
             Err(refusal) => {
-                let resumes = resume_from.is_some() && self.leads_openly(shard);
-                self.env.judge.on_start_refused(who, resumes, refusal);
+                self.env.judge.on_start_refused();
+                if resume_from.is_some() && self.leads_openly(shard) {
+                    let durable = self.stream_end(shard);
+                    self.env.judge.on_resume_refused(who, refusal, durable);
+                }
             }
         }
+    }
+
+    /// The durable end of a stream at the broker that leads it by the newest file.
+    fn stream_end(&self, shard: usize) -> u64 {
+        let leader = self.env.catalog.current(shard).leader;
+        let owner = &self.nodes[leader][shard % self.env.plan.cores];
+        owner.journal.durable_tail(stream_of(shard))
     }
 
     fn subscribed(&self, number: usize, node: usize) -> Subscribed {
@@ -247,8 +263,7 @@ impl World {
             let subscriber = &self.subscribers.all[number];
             let shard = subscriber.shard;
             let leader = self.env.catalog.current(shard).leader;
-            let owner = &self.nodes[leader][shard % self.env.plan.cores];
-            let durable = owner.journal.durable_tail(stream_of(shard));
+            let durable = self.stream_end(shard);
             let attached = subscriber.attached.as_ref();
             let place = attached.filter(|attached| attached.at.node == leader);
             let place = place.map(|attached| attached.cursor.next_offset().0);
