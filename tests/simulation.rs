@@ -88,6 +88,10 @@ fn simulated_clusters_keep_their_invariants() {
         "group_deliveries",
         "group_redeliveries",
         "group_positions",
+        "handovers",
+        "subscriptions",
+        "subscriber_deliveries",
+        "subscriptions_ended_moved",
     ] {
         assert!(readings.get(must) > Some(&0), "{must}: {readings:?}");
     }

@@ -11,6 +11,7 @@ use super::network::{Network, NetworkEvent};
 use super::operator::Replacement;
 use super::queue::Queue;
 use super::random::Random;
+use super::subscribers::SubscriberEvent;
 use super::trace::Trace;
 
 /// One core of one life of a broker.
@@ -44,6 +45,7 @@ pub enum Event {
     Request,
     /// A member of a consumer group does.
     GroupRequest,
+    Subscriber(SubscriberEvent),
     /// The next fault of the plan.
     Strike,
     Restart {

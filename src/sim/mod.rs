@@ -7,8 +7,8 @@
 //! * [`world`], [`env`], [`queue`], [`random`], [`trace`]: time, chance, what happened.
 //! * [`network`], [`disk`], [`log`], [`catalog`]: what surrounds a broker.
 //! * [`core`]: a broker's core, the machines of [`crate::proto`] behind a thin driver.
-//! * [`workload`], [`consumers`], [`faults`], [`operator`], [`moves`], [`figure_eight`]: what is asked, what
-//!   goes wrong, who leads next.
+//! * [`workload`], [`consumers`], [`subscribers`], [`faults`], [`operator`], [`moves`], [`figure_eight`]: what is
+//!   asked, what goes wrong, who leads next.
 //! * [`check`]: the invariants. [`storage`]: those of what lies below a record.
 
 pub mod catalog;
@@ -27,6 +27,7 @@ pub mod queue;
 pub mod random;
 pub mod seeds;
 pub mod storage;
+pub mod subscribers;
 pub mod trace;
 pub mod workload;
 pub mod world;
@@ -63,6 +64,8 @@ pub struct SeedReport {
     pub replication: ReplicationCounts,
     pub readings: ReadingCounts,
     pub storage: HistoryCounts,
+    /// A hash of everything subscribers were handed, in order.
+    pub handed_hash: u64,
 }
 
 /// What replication did in one run.
@@ -138,6 +141,7 @@ fn run_world(mut world: World, seed: u64) -> SeedReport {
         replication: env.judge.replication.counts,
         readings: env.judge.readings.counts.clone(),
         storage: HistoryCounts::default(),
+        handed_hash: env.judge.subscribers.hash,
     }
 }
 

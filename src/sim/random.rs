@@ -61,6 +61,8 @@ pub struct Random {
     pub upkeep: Choices,
     /// What becomes of those who may lead next while a companion is written anew.
     pub heirs: Choices,
+    /// What subscribers do, who change nothing for anybody else.
+    pub subscribers: Choices,
 }
 
 impl Random {
@@ -73,6 +75,7 @@ impl Random {
             faults: Choices::new(seed, 5),
             upkeep: Choices::new(seed, 6),
             heirs: Choices::new(seed, 7),
+            subscribers: Choices::new(seed, 9),
         }
     }
 }

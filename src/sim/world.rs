@@ -14,6 +14,7 @@ use super::moves::PlannedMove;
 use super::network::{Network, IDLE_TIMEOUT_US};
 use super::queue::Queue;
 use super::random::{Choices, Random};
+use super::subscribers::Subscribers;
 use super::trace::Trace;
 use super::workload::Request;
 use crate::ids::ShardKind;
@@ -47,6 +48,7 @@ pub struct World {
     /// Shards on their way to another leader.
     pub moves: BTreeMap<usize, PlannedMove>,
     pub figure_eight: Option<FigureEight>,
+    pub(super) subscribers: Subscribers,
     /// The copy of each shard that was damaged: on which broker, which log, and how far it must reach to be what it
     /// was counted for.
     pub mending: BTreeMap<usize, (usize, LogKey, u64)>,
@@ -108,6 +110,7 @@ impl World {
             last_moved: None,
             moves: BTreeMap::new(),
             figure_eight: None,
+            subscribers: Subscribers::default(),
             mending: BTreeMap::new(),
             unsafe_promotion: false,
             last_words: 0,
@@ -126,6 +129,7 @@ impl World {
         world.env.queue.push(2_000, Event::GroupRequest);
         world.env.queue.push(5_000, Event::Strike);
         world.env.queue.push(50_000, Event::Operator);
+        world.add_subscribers();
         world
     }
 
@@ -145,6 +149,7 @@ impl World {
                 return self.env.judge.fail(40, seen);
             }
         }
+        self.subscribers_at_the_end();
         let Self { env, nodes, .. } = self;
         env.judge.at_the_end(nodes, &env.catalog);
     }
@@ -198,6 +203,7 @@ impl World {
             }
             Event::Request => self.make_request(),
             Event::GroupRequest => self.make_group_request(),
+            Event::Subscriber(event) => self.on_subscriber(event),
             Event::Strike => self.make_strike(),
             Event::Operator => self.operate(),
             Event::MoveOn { shard } => self.move_on(shard),
@@ -240,6 +246,7 @@ impl World {
         if let Some(node) = self.env.crash_wanted.take() {
             return self.crash(node);
         }
+        self.step_subscribers(at.node, at.core);
         if self.nodes[at.node][at.core].journal.has_failed() && !self.failed[at.node] {
             self.failed[at.node] = true;
             let after_us = self.env.random.schedule.below(4_000_000);
@@ -307,6 +314,7 @@ impl World {
         self.env.incarnation[node] = None;
         self.env.drop_ends_of(node);
         self.env.judge.on_node_gone(node);
+        self.drop_subscribers_of(node);
         self.env.lane_load.retain(|(at, _, _), _| *at != node);
         self.failed[node] = false;
         self.env.disk_crash[node] = None;
@@ -360,6 +368,9 @@ impl World {
             if let Event::Core { at, input } = event {
                 self.core_input(at, input);
             }
+        }
+        for core in 0..self.env.plan.cores {
+            self.step_subscribers(node, core);
         }
     }
 
