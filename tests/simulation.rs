@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use felix_uring::sim::check::readings::ReadingCounts;
 use felix_uring::sim::seeds::kept_seeds;
 use felix_uring::sim::{keep_panics_for_reports, run_seed, run_seed_with_unsafe_promotion};
+use storage_uring::sim::HistoryCounts;
 
 const SEEDS: u64 = 300;
 
@@ -24,6 +25,7 @@ fn simulated_clusters_keep_their_invariants() {
     let (mut acked, mut cached, mut refused, mut unknown) = (0, 0, 0, 0);
     let (mut quorum, mut truncations, mut bootstraps, mut rebuilds) = (0, 0, 0, 0);
     let mut readings = ReadingCounts::new();
+    let mut storage = HistoryCounts::default();
     for seed in kept.iter().map(|kept| kept.seed).chain(0..seeds()) {
         let report = run_seed(seed, false);
         if let Some(failure) = report.failure {
@@ -40,6 +42,7 @@ fn simulated_clusters_keep_their_invariants() {
         truncations += report.replication.truncations;
         bootstraps += report.replication.bootstraps;
         rebuilds += report.replication.rebuilds;
+        storage += report.storage;
         for (what, count) in report.readings {
             *readings.entry(what).or_default() += count;
         }
@@ -61,6 +64,18 @@ fn simulated_clusters_keep_their_invariants() {
     ] {
         assert!(count > 0, "no {what}: repair is not exercised");
     }
+    for (what, count) in [
+        ("power cuts", storage.power_cuts),
+        ("restarts", storage.restarts),
+        ("events", storage.events),
+        ("full disks", storage.full_disks),
+        ("failed syncs", storage.failed_syncs),
+        ("rewritten segments", storage.rewritten_segments),
+        ("freed segments", storage.freed_segments),
+        ("flipped bits", storage.flipped_bits),
+    ] {
+        assert!(count > 20, "{what}: {count}: the histories are too tame");
+    }
     for must in [
         "compactions",
         "heads_given_up_by_followers",
@@ -73,6 +88,10 @@ fn simulated_clusters_keep_their_invariants() {
         "group_deliveries",
         "group_redeliveries",
         "group_positions",
+        "handovers",
+        "subscriptions",
+        "subscriber_deliveries",
+        "subscriptions_ended_moved",
     ] {
         assert!(readings.get(must) > Some(&0), "{must}: {readings:?}");
     }

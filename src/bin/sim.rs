@@ -16,6 +16,7 @@ use felix_uring::sim::{
     keep_panics_for_reports, run_seed, run_seed_with_unsafe_promotion, ReplicationCounts,
     SeedReport,
 };
+use storage_uring::sim::HistoryCounts;
 
 /// Simulates clusters on virtual time, one for each seed, and checks what must always be true.
 #[derive(Debug, Parser)]
@@ -67,6 +68,7 @@ struct Totals {
     acked_quorum: u64,
     replication: ReplicationCounts,
     readings: ReadingCounts,
+    storage: HistoryCounts,
 }
 
 impl Totals {
@@ -95,6 +97,7 @@ impl Totals {
         all.bootstraps += one.bootstraps;
         all.rebuilds += one.rebuilds;
         all.refused_requests += one.refused_requests;
+        self.storage += report.storage;
         for (what, count) in &report.readings {
             *self.readings.entry(what).or_default() += count;
         }
@@ -187,6 +190,7 @@ fn summarise(totals: &Totals, started: Instant) {
             "refused_requests": totals.replication.refused_requests,
         },
         "readings": totals.readings,
+        "storage": totals.storage,
         "requests": totals.requests,
         "refused": totals.refused,
         "indeterminate": totals.indeterminate,

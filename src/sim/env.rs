@@ -12,6 +12,7 @@ use super::operator::Replacement;
 use super::queue::Queue;
 use super::random::Random;
 use super::reports::{Draft, Reports};
+use super::subscribers::SubscriberEvent;
 use super::trace::Trace;
 
 /// One core of one life of a broker.
@@ -45,6 +46,7 @@ pub enum Event {
     Request,
     /// A member of a consumer group does.
     GroupRequest,
+    Subscriber(SubscriberEvent),
     /// The next fault of the plan.
     Strike,
     Restart {

@@ -7,9 +7,9 @@
 //! * [`world`], [`env`], [`queue`], [`random`], [`trace`]: time, chance, what happened.
 //! * [`network`], [`disk`], [`log`], [`catalog`]: what surrounds a broker.
 //! * [`core`]: a broker's core, the machines of [`crate::proto`] behind a thin driver.
-//! * [`workload`], [`consumers`], [`faults`], [`operator`], [`moves`], [`figure_eight`], [`reports`],
-//!   [`mistakes`]: what is asked, what goes wrong, who leads next.
-//! * [`check`]: the invariants.
+//! * [`workload`], [`consumers`], [`subscribers`], [`faults`], [`operator`], [`moves`], [`figure_eight`],
+//!   [`reports`], [`mistakes`]: what is asked, what goes wrong, who leads next.
+//! * [`check`]: the invariants. [`storage`]: those of what lies below a record.
 
 pub mod catalog;
 pub mod check;
@@ -28,6 +28,8 @@ pub mod queue;
 pub mod random;
 pub mod reports;
 pub mod seeds;
+pub mod storage;
+pub mod subscribers;
 pub mod trace;
 pub mod workload;
 pub mod world;
@@ -39,6 +41,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 
 use check::readings::ReadingCounts;
 use env::Fault;
+use storage_uring::sim::HistoryCounts;
 use world::World;
 
 /// What one seed came to.
@@ -62,6 +65,9 @@ pub struct SeedReport {
     pub acked_quorum: u64,
     pub replication: ReplicationCounts,
     pub readings: ReadingCounts,
+    pub storage: HistoryCounts,
+    /// A hash of everything subscribers were handed, in order.
+    pub handed_hash: u64,
 }
 
 /// What replication did in one run.
@@ -91,9 +97,17 @@ pub fn keep_panics_for_reports() {
     }));
 }
 
-/// Runs one seed to its end. With `is_shown` every event is printed to standard error.
+/// Runs one seed to its end, its cluster and its storage history. With `is_shown` every event is printed to standard error.
 pub fn run_seed(seed: u64, is_shown: bool) -> SeedReport {
-    run_world(World::new(seed, is_shown), seed)
+    let mut report = run_world(World::new(seed, is_shown), seed);
+    match storage::run(seed) {
+        Ok(counts) => report.storage = counts,
+        Err(broken) => {
+            let place = PANICKED_AT.with(|at| at.take());
+            report.failure = report.failure.or(Some(format!("{broken} {place}")));
+        }
+    }
+    report
 }
 
 /// Runs one seed under an operator who goes by the newest generation in a history alone.
@@ -130,6 +144,8 @@ fn run_world(mut world: World, seed: u64) -> SeedReport {
         acked_quorum: env.judge.acked_quorum,
         replication: env.judge.replication.counts,
         readings: env.judge.readings.counts.clone(),
+        storage: HistoryCounts::default(),
+        handed_hash: env.judge.subscribers.hash,
     }
 }
 

@@ -1,10 +1,11 @@
 //! Planned moves: a shard gets another leader while the old one lives and takes writes.
 //!
 //! The documented way: narrow the set to the old and the new leader, so that nothing is acknowledged that
-//! the new one lacks; wait until all that the old one held by then is on both; name the new one; widen
-//! the set again. Whenever the set has changed, its former holders count in a replacement until a
+//! the new one lacks; wait until all that the old one held by then is on both, in the companion logs as well,
+//! of which no mark tells; name the new one; widen the set again. Whenever the set has changed, its former holders count in a replacement until a
 //! majority of the new set holds what its leader did at the change.
 
+use super::core::logs_of_shard;
 use super::env::{Event, Fault};
 use super::log::LogKey;
 use super::world::World;
@@ -25,6 +26,8 @@ pub struct PlannedMove {
     /// The generation looked at, and how far its leader reached when it was first seen open.
     generation: u64,
     held: Option<u64>,
+    /// Whether nothing was lacking of any log at some look since.
+    was_level: bool,
     looks: u32,
 }
 
@@ -81,6 +84,7 @@ impl World {
             all: current.replicas,
             generation: 0,
             held: None,
+            was_level: false,
             looks: 0,
         };
         self.write_step(shard, vec![current.leader, to], planned);
@@ -113,17 +117,19 @@ impl World {
         }
         if planned.generation != current.generation {
             (planned.generation, planned.held, planned.looks) = (current.generation, None, 0);
+            planned.was_level = false;
         }
         planned.looks += 1;
         let is_open = self.leads_openly(shard);
         let is_held = is_open && self.is_held_by_a_majority(shard, &mut planned);
+        planned.was_level |= is_open && self.is_level(shard);
         let gives_up = planned.looks > MOST_LOOKS;
         self.moves.insert(shard, planned.clone());
         let leader = current.leader;
         match planned.step {
-            Step::Narrowed if is_held => {
+            Step::Narrowed if is_held && planned.was_level => {
                 self.env.count_fault(Fault::MoveSwitched);
-                self.judge_promotion(shard, planned.to);
+                self.judge_switch(shard, planned.to);
                 let holders = vec![planned.to, leader];
                 let (step, former) = (Step::Switched, Vec::new());
                 let planned = PlannedMove {
@@ -165,12 +171,31 @@ impl World {
     }
 
     /// Whether the mark has passed what the open leader held when it was first seen so.
-    fn is_held_by_a_majority(&self, shard: usize, planned: &mut PlannedMove) -> bool {
+    fn is_held_by_a_majority(&mut self, shard: usize, planned: &mut PlannedMove) -> bool {
         let leader = self.env.catalog.current(shard).leader;
         let owner = &self.nodes[leader][shard % self.env.plan.cores];
         let log = self.env.catalog.shards[shard].main_log();
         let tail = owner.journal.seen(LogKey { shard, log }).tail();
+        if planned.held.is_none() && planned.step == Step::Narrowed {
+            let keys = logs_of_shard(&self.env, shard);
+            self.env.judge.on_narrowed(shard, &keys, &owner.journal);
+        }
         let held = *planned.held.get_or_insert(tail);
         owner.mark(shard) >= Some(held)
+    }
+
+    /// Whether the other holders lack nothing of any log, companions among them. The mark says nothing of those.
+    fn is_level(&self, shard: usize) -> bool {
+        let leader = self.env.catalog.current(shard).leader;
+        let owner = &self.nodes[leader][shard % self.env.plan.cores];
+        owner.lag(shard) == Some(0)
+    }
+
+    /// The successor holds what the leader held, and all that is committed.
+    fn judge_switch(&mut self, shard: usize, to: usize) {
+        let generation = self.env.catalog.current(shard).generation + 1;
+        let journal = &self.nodes[to][shard % self.env.plan.cores].journal;
+        self.env.judge.on_switch(shard, (generation, to), journal);
+        self.judge_promotion(shard, to);
     }
 }

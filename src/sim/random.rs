@@ -65,6 +65,8 @@ pub struct Random {
     pub reports: Choices,
     /// Catalog files that must not be followed.
     pub mistakes: Choices,
+    /// What subscribers do, who change nothing for anybody else.
+    pub subscribers: Choices,
 }
 
 impl Random {
@@ -80,6 +82,7 @@ impl Random {
             // Numbers with which the kept seeds stay the runs they were.
             reports: Choices::new(seed, 16),
             mistakes: Choices::new(seed, 25),
+            subscribers: Choices::new(seed, 9),
         }
     }
 }

@@ -15,6 +15,7 @@ use super::network::{Network, IDLE_TIMEOUT_US};
 use super::queue::Queue;
 use super::random::{Choices, Random};
 use super::reports::Reports;
+use super::subscribers::Subscribers;
 use super::trace::Trace;
 use super::workload::Request;
 use crate::ids::ShardKind;
@@ -48,6 +49,7 @@ pub struct World {
     /// Shards on their way to another leader.
     pub moves: BTreeMap<usize, PlannedMove>,
     pub figure_eight: Option<FigureEight>,
+    pub(super) subscribers: Subscribers,
     /// The copy of each shard that was damaged: on which broker, which log, and how far it must reach to be what it
     /// was counted for.
     pub mending: BTreeMap<usize, (usize, LogKey, u64)>,
@@ -110,6 +112,7 @@ impl World {
             last_moved: None,
             moves: BTreeMap::new(),
             figure_eight: None,
+            subscribers: Subscribers::default(),
             mending: BTreeMap::new(),
             unsafe_promotion: false,
             last_words: 0,
@@ -130,6 +133,7 @@ impl World {
         world.env.queue.push(5_000, Event::Strike);
         world.env.queue.push(50_000, Event::Operator);
         world.plan_mistakes();
+        world.add_subscribers();
         world
     }
 
@@ -149,6 +153,7 @@ impl World {
                 return self.env.judge.fail(40, seen);
             }
         }
+        self.subscribers_at_the_end();
         let Self { env, nodes, .. } = self;
         env.judge.at_the_end(nodes, &env.catalog);
     }
@@ -202,6 +207,7 @@ impl World {
             }
             Event::Request => self.make_request(),
             Event::GroupRequest => self.make_group_request(),
+            Event::Subscriber(event) => self.on_subscriber(event),
             Event::Strike => self.make_strike(),
             Event::Operator => self.operate(),
             Event::MoveOn { shard } => self.move_on(shard),
@@ -246,6 +252,7 @@ impl World {
         if let Some(node) = self.env.crash_wanted.take() {
             return self.crash(node);
         }
+        self.step_subscribers(at.node, at.core);
         if self.nodes[at.node][at.core].journal.has_failed() && !self.failed[at.node] {
             self.failed[at.node] = true;
             let after_us = self.env.random.schedule.below(4_000_000);
@@ -313,6 +320,7 @@ impl World {
         self.env.incarnation[node] = None;
         self.env.drop_ends_of(node);
         self.env.judge.on_node_gone(node);
+        self.drop_subscribers_of(node);
         self.env.lane_load.retain(|(at, _, _), _| *at != node);
         self.failed[node] = false;
         self.env.disk_crash[node] = None;
@@ -366,6 +374,9 @@ impl World {
             if let Event::Core { at, input } = event {
                 self.core_input(at, input);
             }
+        }
+        for core in 0..self.env.plan.cores {
+            self.step_subscribers(node, core);
         }
     }
 

@@ -40,7 +40,7 @@ impl Stretch {
 }
 
 /// What a log knows about where its records are.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogIndex {
     entries: Vec<IndexEntry>,
     bytes_since_entry: u64,
@@ -72,10 +72,14 @@ impl LogIndex {
     }
 
     /// Adds the index of records that follow the ones held.
-    pub fn append(&mut self, later: LogIndex) {
+    pub fn append(&mut self, mut later: LogIndex) {
         if self.entries.is_empty() {
             *self = later;
             return;
+        }
+        if let (Some(first), Some(last)) = (later.entries.first_mut(), self.last) {
+            // Its own pointer may lead to an extent that was cut off and can no longer be read.
+            first.prev = last;
         }
         self.entries.extend(later.entries);
         self.bytes_since_entry = later.bytes_since_entry;
@@ -220,6 +224,20 @@ mod tests {
         let ends_before = index.stretch(0, 40, 2000);
         assert_eq!(ends_before, of(4096, 10, 4096, Some(5000)));
         assert_eq!(index.stretch(10, 40, 2000), None);
+    }
+
+    /// What was cut may since be damaged: only what is held is walked.
+    #[test]
+    fn records_behind_a_cut_do_not_lead_back_through_what_was_cut() {
+        let mut index = LogIndex::default();
+        index.on_extent(0, place(4096), Place::NONE, 100);
+        // An extent of offsets 10..20 at 5000 was cut and is not here.
+        let mut later = LogIndex::default();
+        later.on_extent(10, place(6000), place(5000), 100);
+        index.append(later);
+        let newest = |offset| index.interval(offset, 20).map(|it| it.newest);
+        assert_eq!(newest(5), Some(place(4096)));
+        assert_eq!(newest(15), Some(place(6000)));
     }
 
     #[test]

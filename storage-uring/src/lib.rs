@@ -27,6 +27,7 @@ pub mod offline;
 pub mod recovery;
 pub mod rewrite;
 pub mod segment_pool;
+pub mod sim;
 pub mod slab;
 pub mod stats;
 pub mod usage;

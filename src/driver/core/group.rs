@@ -26,11 +26,11 @@ use crate::limits::{MAX_GROUPS_PER_CORE, MAX_GROUP_HELD_PER_CORE};
 use crate::proto::cache::{CacheFailure, CacheLog};
 use crate::proto::group::entry::{restore, EntryFault, KnownEnds};
 use crate::proto::group::{Group, GroupAction, GroupLimits, GroupOp, GroupRefusal, Restored};
+use crate::proto::replication::leader::Readable;
 use crate::proto::MonoTime;
 
 use super::cache::CacheAt;
 use super::message::{GroupResult, LaneGroup, LaneMsg};
-use super::ship::Readable;
 use super::slots::Slots;
 use super::Core;
 
@@ -279,10 +279,7 @@ impl Core {
 
     /// One past the last record of a log that readers may see; 0 while that is not known.
     pub(super) fn readable_end(&self, log: LogRef) -> u64 {
-        match self.readable(log) {
-            Readable::Below(end) => end,
-            Readable::NoMark => 0,
-        }
+        self.readable(log).end()
     }
 
     fn serve_group(&mut self, at: &GroupAt, op: GroupOp, from: AskedBy) {

@@ -16,10 +16,10 @@ use std::sync::Arc;
 use storage_uring::{LogRef, ReadBatch, ReadError};
 
 use crate::ids::ShardId;
+use crate::proto::replication::leader::Readable;
 
 use super::event_run::EventRun;
 use super::message::{EventRead, LaneMsg, LaneRead, ReadAsk, ReadResult};
-use super::ship::Readable;
 use super::Core;
 
 /// Disk reads of one core in flight at once.
@@ -55,6 +55,9 @@ struct DiskRead {
     from: u64,
     max_bytes: usize,
     waiter: ReadWaiter,
+    /// What readers may see of the log, from when they asked: by the time the disk answers this broker may
+    /// have lost the shard, and with it every mark.
+    readable_end: Option<u64>,
 }
 
 /// A finished disk read.
@@ -120,10 +123,7 @@ impl Core {
         max_bytes: usize,
         waiter: ReadWaiter,
     ) {
-        let end = match self.readable(log) {
-            Readable::Below(end) => end,
-            Readable::NoMark => 0,
-        };
+        let end = self.readable(log).end();
         if from >= end {
             if let Some(open) = self.logs.get_mut(shard) {
                 open.waiting_reads.insert(waiter, (from, max_bytes));
@@ -139,7 +139,7 @@ impl Core {
         }
         match self.storage.read_recent(log, from, max_bytes) {
             Some(batch) => self.finish_read(waiter, records(batch, end)),
-            None => self.read_disk(shard, log, from, max_bytes, waiter),
+            None => self.read_readable(shard, log, from..end, max_bytes, waiter),
         }
     }
 
@@ -157,7 +157,7 @@ impl Core {
             Some(run) => run,
             None => {
                 let Some(batch) = self.storage.read_recent(log, from, max_bytes) else {
-                    return self.read_disk(shard, log, from, max_bytes, waiter);
+                    return self.read_readable(shard, log, readable, max_bytes, waiter);
                 };
                 let run = Arc::new(EventRun::new(batch, readable_end));
                 self.event_runs.keep(log, max_bytes, &run);
@@ -167,7 +167,7 @@ impl Core {
         self.finish_event_read(waiter, EventRead::Run { run, readable_end });
     }
 
-    /// Reads durable records that need not be in memory.
+    /// Reads durable records that need not be in memory, whether readers may see them or not.
     pub(super) fn read_disk(
         &mut self,
         shard: &Arc<ShardId>,
@@ -176,13 +176,37 @@ impl Core {
         max_bytes: usize,
         waiter: ReadWaiter,
     ) {
-        self.disk_reads.waiting.push_back(DiskRead {
+        self.add_disk_read(DiskRead {
             shard: Arc::clone(shard),
             log,
             from,
             max_bytes,
             waiter,
+            readable_end: None,
         });
+    }
+
+    /// The same for a reader, who may see no others.
+    fn read_readable(
+        &mut self,
+        shard: &Arc<ShardId>,
+        log: LogRef,
+        readable: Range<u64>,
+        max_bytes: usize,
+        waiter: ReadWaiter,
+    ) {
+        self.add_disk_read(DiskRead {
+            shard: Arc::clone(shard),
+            log,
+            from: readable.start,
+            max_bytes,
+            waiter,
+            readable_end: Some(readable.end),
+        });
+    }
+
+    fn add_disk_read(&mut self, read: DiskRead) {
+        self.disk_reads.waiting.push_back(read);
         self.start_disk_reads();
     }
 
@@ -214,11 +238,8 @@ impl Core {
         self.disk_reads.running -= finished.len();
         for DiskDone { read, result } in finished {
             let is_subscriber = read.waiter.is_subscriber();
-            let end = match self.readable(read.log) {
-                Readable::Below(end) if is_subscriber => end,
-                // What a majority holds may be read on; nothing above it was asked for.
-                Readable::Below(_) | Readable::NoMark => self.storage.durable_tail(read.log),
-            };
+            let durable_tail = || self.storage.durable_tail(read.log);
+            let end = read.readable_end.unwrap_or_else(durable_tail);
             let result = match result {
                 Ok(batch) if is_subscriber => {
                     let run = Arc::new(EventRun::new(batch, end));

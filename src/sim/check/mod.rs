@@ -7,10 +7,12 @@ mod copies;
 mod forwards;
 mod given_up;
 pub mod groups;
+mod handover;
 pub mod last;
 pub mod readings;
 pub mod refusals;
 pub mod replication;
+pub mod subscribers;
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,8 +29,10 @@ use crate::proto::cache::CacheReply;
 use crate::proto::outcome::{Appended, Target};
 use given_up::GivenUp;
 use groups::GroupsWatch;
+use handover::Handovers;
 use readings::ReadingWatch;
 use replication::ReplicationWatch;
+use subscribers::SubscribersWatch;
 
 /// A broken invariant: its number, and what was seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,6 +110,8 @@ pub struct Judge {
     pub readings: ReadingWatch,
     given_up: GivenUp,
     pub groups: GroupsWatch,
+    pub subscribers: SubscribersWatch,
+    handovers: Handovers,
 }
 
 impl Judge {

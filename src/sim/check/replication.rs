@@ -164,7 +164,11 @@ impl Judge {
                 self.on_opened_groups(node, *key, journal);
             }
         }
-        self.holds_committed(32, node, keys[0], journal.on_disk(keys[0]));
+        let invariant = match self.is_handed_over(shard, generation, node) {
+            true => 36,
+            false => 32,
+        };
+        self.holds_committed(invariant, node, keys[0], journal.on_disk(keys[0]));
     }
 
     /// Every committed record at or above the base must be there.

@@ -7,17 +7,18 @@ use bytes::Bytes;
 
 use super::cache::log_key;
 use super::owner::Waiter;
+use super::readers::stream_of;
 use super::{Core, CoreInput};
 use crate::ids::Generation;
 use crate::proto::cache::{CacheFailure, CacheLog, CacheRequest, Operation};
 use crate::proto::group::entry::{dead_key, position_value, restore, KnownEnds};
 use crate::proto::group::{
-    Group, GroupAction, GroupLimits, GroupOp, GroupRefusal, GroupReply, Restored,
+    Delivered, Group, GroupAction, GroupLimits, GroupOp, GroupRefusal, GroupReply, Restored,
 };
+use crate::proto::replication::leader::Readable;
 use crate::proto::MonoTime;
 use crate::sim::catalog::Acknowledge;
 use crate::sim::consumers::{group_name, GroupAt};
-use crate::sim::disk::{LogKey, SimLog};
 use crate::sim::env::Env;
 
 /// Bounds under which every rule of a group comes to matter within seconds.
@@ -136,7 +137,7 @@ impl Core {
         let ends = match env.catalog.shards[at.shard].acknowledge {
             Acknowledge::Quorum => KnownEnds::default(),
             Acknowledge::Leader => {
-                let starts = self.journal.seen(stream_key(at.shard)).history().iter();
+                let starts = self.journal.seen(stream_of(at.shard)).history().iter();
                 KnownEnds::of(starts.map(|entry| (Generation(entry.generation), entry.start)))
             }
         };
@@ -152,20 +153,13 @@ impl Core {
     }
 
     fn is_without_mark(&self, env: &Env, shard: usize) -> bool {
-        let is_quorum = env.catalog.shards[shard].acknowledge == Acknowledge::Quorum;
-        is_quorum && env.catalog.is_replicated(shard) && self.leads.mark(shard).is_none()
+        self.readable(env, shard) == Readable::NoMark
     }
 
     /// Where the stream begins, and up to where its readers may see it.
     fn bounds_of(&self, env: &Env, shard: usize) -> (u64, u64) {
-        let key = stream_key(shard);
-        let durable = self.journal.durable_tail(key);
-        let is_quorum = env.catalog.shards[shard].acknowledge == Acknowledge::Quorum;
-        let tail = match is_quorum && env.catalog.is_replicated(shard) {
-            true => self.leads.mark(shard).unwrap_or(0).min(durable),
-            false => durable,
-        };
-        (self.journal.seen(key).base(), tail)
+        let base = self.journal.seen(stream_of(shard)).base();
+        (base, self.readable(env, shard).end())
     }
 
     /// Gives the machine an input and does what it asks for.
@@ -255,7 +249,7 @@ impl Core {
 
     pub(super) fn on_group_read(&mut self, env: &mut Env, of: GroupLife, from: u64, most: u64) {
         let (base, tail) = self.bounds_of(env, of.at.shard);
-        let seen = self.journal.seen(stream_key(of.at.shard));
+        let seen = self.journal.seen(stream_of(of.at.shard));
         let to = tail.min(from + most);
         let records: Vec<Bytes> = (from..to)
             .map_while(|offset| seen.record(offset).cloned())
@@ -328,15 +322,21 @@ impl Core {
     ) {
         let (_, tail) = self.bounds_of(env, at.shard);
         let of = (self.at, GroupLife { at, life });
+        if let Ok(GroupReply::Records(records)) = &result {
+            self.judge_shown(env, at.shard, records);
+        }
         env.judge
             .on_group_answer(of, ticket, &result, tail, &self.journal);
         env.hear_group(self.at, at, ticket, result);
     }
-}
-
-fn stream_key(shard: usize) -> LogKey {
-    LogKey {
-        shard,
-        log: SimLog::Stream,
+    /// Members of a group are readers like others.
+    fn judge_shown(&self, env: &mut Env, shard: usize, records: &[Delivered]) {
+        if !self.awaits_mark(env, shard) {
+            return;
+        }
+        for record in records {
+            let place = (stream_of(shard), record.offset);
+            env.judge.on_shown(self.at.node, place, &record.payload);
+        }
     }
 }

@@ -12,7 +12,7 @@ use crate::ids::{Generation, NodeId};
 use crate::proto::convert::PeerReply;
 use crate::proto::replication::leader::{
     FollowerIdx, HaltReason, LogStart, QuorumWaits, RebuildSlots, ReportId, ShardEvent,
-    ShardLeader, ShardSpec, ShipLimits,
+    ShardLeader, ShardSpec, ShipLimits, ShownMark,
 };
 use crate::proto::MonoTime;
 use crate::sim::catalog::Acknowledge;
@@ -57,6 +57,8 @@ type Wait = (Waiter, PeerReply, u64);
 #[derive(Debug)]
 pub struct Leads {
     pub(super) led: BTreeMap<usize, Led>,
+    /// What readers of a shard were shown; outlives a generation under this leader.
+    shown: BTreeMap<usize, ShownMark>,
     waits: BTreeMap<usize, QuorumWaits<Wait>>,
     pub(super) ships: BTreeMap<u64, Ship>,
     /// Own generations being made durable, by journal token.
@@ -68,6 +70,7 @@ impl Default for Leads {
     fn default() -> Self {
         Self {
             led: BTreeMap::new(),
+            shown: BTreeMap::new(),
             waits: BTreeMap::new(),
             ships: BTreeMap::new(),
             recording: BTreeMap::new(),
@@ -101,6 +104,18 @@ impl Leads {
 
     pub fn mark(&self, shard: usize) -> Option<u64> {
         self.led.get(&shard)?.machine.mark()
+    }
+
+    pub(super) fn shown(&self, shard: usize) -> ShownMark {
+        self.shown.get(&shard).copied().unwrap_or_default()
+    }
+
+    /// How many records the slowest follower lacks of any of the shard's logs; `None` while one of them is sent
+    /// nothing.
+    pub fn lag(&self, shard: usize) -> Option<u64> {
+        let machine = &self.led.get(&shard)?.machine;
+        let is_shipped = machine.halted().next().is_none();
+        is_shipped.then(|| machine.lag())
     }
 
     /// What retention may give up of a led shard's main log; nothing of one that is not led.
@@ -145,6 +160,7 @@ impl Core {
                 led.machine.retire(&self.leads.slots);
             }
             if !is_leader {
+                self.leads.shown.remove(&shard);
                 self.end_waits(env, shard);
                 self.reopen_replicas(env, shard);
             }
@@ -221,6 +237,7 @@ impl Core {
                 self.run_leads(env);
             }
             Err(refusal) => {
+                self.leads.shown.remove(&shard);
                 env.note(|| format!("n{} may not lead {shard}: {refusal}", self.at.node));
             }
         }
@@ -339,6 +356,7 @@ impl Core {
                         &self.journal,
                     );
                 }
+                self.leads.shown.entry(shard).or_default().raise(mark);
                 self.release_waits(env, shard, mark);
             }
             ShardEvent::Superseded => {

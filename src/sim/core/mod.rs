@@ -13,6 +13,7 @@ mod lanes;
 mod lead;
 mod links;
 mod owner;
+mod readers;
 mod replica;
 mod ship;
 
@@ -35,6 +36,7 @@ use crate::wire::internal::ReplicaLog;
 pub use group::{GroupLife, LIMITS as GROUP_LIMITS};
 pub use lanes::LaneMsg;
 pub use owner::{ServeRefusal, Work};
+pub use readers::{stream_of, ReaderAnswer};
 pub use replica::logs_of_shard;
 
 use accept::{PeerConn, ReplicateOwed};
@@ -405,6 +407,11 @@ impl Core {
     /// How far a majority is known to hold a shard this core leads.
     pub fn mark(&self, shard: usize) -> Option<u64> {
         self.leads.mark(shard)
+    }
+
+    /// What the slowest follower of a led shard lacks, if all are sent what they lack.
+    pub fn lag(&self, shard: usize) -> Option<u64> {
+        self.leads.lag(shard)
     }
 
     /// Whether this core takes writes of a replicated shard at that generation.

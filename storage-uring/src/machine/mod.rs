@@ -356,7 +356,6 @@ impl CommitMachine {
         }
     }
 
-    #[cfg(any(feature = "runtime", test))]
     pub(crate) fn log_state(&self, log: LogRef) -> &logs::LogState {
         self.logs.get(log)
     }

@@ -47,7 +47,7 @@ fn random_damage_never_panics_and_never_serves_wrong_bytes() {
                 1 => image[at..end].fill(0),
                 2 => image[at..end]
                     .iter_mut()
-                    .for_each(|byte| *byte = rng.next() as u8),
+                    .for_each(|byte| *byte = rng.next_u64() as u8),
                 _ => image.truncate(at),
             }
         }

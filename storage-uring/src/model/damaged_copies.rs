@@ -8,10 +8,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::plain::Op;
-use super::rig::Rig;
 use super::{count, payload, recover, Images, Recovered, Rng, SimOptions};
 use crate::format::group::GroupHeader;
+use crate::sim::plain::Op;
+use crate::sim::rig::Rig;
 
 const SHARDS: u32 = 4;
 
@@ -157,7 +157,7 @@ fn damage(images: &mut Images, rng: &mut Rng) -> String {
         2 => image[at..end].fill(0),
         3 => image[at..end]
             .iter_mut()
-            .for_each(|byte| *byte = rng.next() as u8),
+            .for_each(|byte| *byte = rng.next_u64() as u8),
         4 => image.truncate(at),
         5 => image[block..(block + 4096).min(end.max(block))].fill(0xff),
         // A block from elsewhere in the same file: a misdirected write.

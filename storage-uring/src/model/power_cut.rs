@@ -3,9 +3,9 @@
 //!
 //! `FELIX_POWER_CUTS=100000` samples that many survivor sets instead of the suite's share.
 
-use super::plain::Op;
-use super::rig::{Rig, LEADERS};
 use super::{count, payload, Rng, SimOptions};
+use crate::sim::plain::Op;
+use crate::sim::rig::{Rig, LEADERS};
 
 /// Lengths that cross sectors, blocks and transfers.
 const LENGTHS: [usize; 10] = [0, 1, 100, 511, 513, 3000, 4096, 9000, 12_000, 40];
@@ -25,7 +25,7 @@ fn cut_everywhere(rig: &Rig, rng: &mut Rng, samples: u64, cuts: &mut Cuts) {
     let mut check =
         |rig: &Rig, rng: &mut Rng, survives: &mut dyn FnMut(usize, usize, &mut Rng) -> bool| {
             let images = {
-                let mut chosen = Rng(rng.next());
+                let mut chosen = Rng(rng.next_u64());
                 rig.sim
                     .cut_power(|at, sector| survives(at, sector, &mut chosen))
             };

@@ -30,7 +30,6 @@ impl FrameTable {
     }
 
     /// Whether there are none.
-    #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }

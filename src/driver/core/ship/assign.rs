@@ -12,7 +12,7 @@ use crate::admin::ShardFailure;
 use crate::catalog::{Consistency, RouteTable, ShardRoute};
 use crate::ids::{Generation, NodeId, ShardId};
 use crate::proto::replication::leader::{
-    LogStart, MajorityAlone, QuorumWaits, ShardLeader, ShardSpec,
+    LogStart, MajorityAlone, QuorumWaits, ShardLeader, ShardSpec, ShownMark,
 };
 use crate::proto::replication::types::logs_of;
 use crate::wire::internal::{ShardRef, Text};
@@ -41,6 +41,7 @@ impl Core {
     /// Takes up every replicated shard the catalog gives this core.
     pub(in crate::driver::core) fn lead_assigned_shards(&mut self) {
         let routes = Arc::clone(&self.routes);
+        self.note_quorum_shards();
         for (stream, route) in routes.sharded_routes() {
             let is_ours = route.is_local && route.core.0 == self.index && route.replicas.len() > 1;
             if is_ours && !self.shipping.by_shard.contains_key(&route.shard_id) {
@@ -53,6 +54,7 @@ impl Core {
     /// The catalog changed: shards are lost, gained, or led on at another generation.
     pub(in crate::driver::core) fn ship_after_catalog(&mut self) {
         let routes = Arc::clone(&self.routes);
+        self.note_quorum_shards();
         self.shipping.refused.clear();
         for at in self.shipping.indices() {
             let Some(led) = self.shipping.get(at) else {
@@ -71,6 +73,16 @@ impl Core {
         }
         self.note_lost_logs(&routes);
         self.lead_assigned_shards();
+    }
+
+    /// Readers of any of these are held back by a mark, led or not.
+    fn note_quorum_shards(&mut self) {
+        let (routes, index) = (Arc::clone(&self.routes), self.index);
+        let mut shards = routes.sharded_routes();
+        self.shipping.holds_quorum_shards = shards.any(|(stream, route)| {
+            let is_held = route.core.0 == index && (route.is_local || route.is_follower);
+            is_held && route.replicas.len() > 1 && stream.consistency == Consistency::Quorum
+        });
     }
 
     fn lead(&mut self, shard: &Arc<ShardId>, assigned: Assigned) {
@@ -107,7 +119,7 @@ impl Core {
             logs: logs.clone(),
             machine: None,
             waits: QuorumWaits::default(),
-            shown: None,
+            shown: ShownMark::default(),
             timer_at: None,
         };
         let at = self.shipping.insert(led);

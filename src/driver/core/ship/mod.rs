@@ -41,6 +41,7 @@ use crate::admin::ShardFailure;
 use crate::ids::{Generation, NodeId, ShardId};
 use crate::proto::replication::leader::{
     FollowerIdx, MajorityAlone, OpeningPhase, QuorumWaits, RebuildSlots, ShardEvent, ShardLeader,
+    ShownMark,
 };
 use crate::proto::replication::types::log_word;
 use crate::proto::MonoTime;
@@ -57,7 +58,7 @@ use losses::Losses;
 use wait::QuorumWaiter;
 
 pub(super) use exchange::ShipToken;
-pub(super) use wait::{QuorumCache, Readable};
+pub(super) use wait::QuorumCache;
 
 /// A place in the table of led shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -105,8 +106,8 @@ struct LedShard {
     /// `None` while writes of an earlier role are still on their way to the disk.
     machine: Option<ShardLeader<MajorityAlone>>,
     waits: QuorumWaits<QuorumWaiter>,
-    /// The highest mark readers have been shown; outlives a generation under this leader.
-    shown: Option<u64>,
+    /// What readers have been shown; outlives a generation under this leader.
+    shown: ShownMark,
     timer_at: Option<MonoTime>,
 }
 
@@ -130,6 +131,8 @@ pub(super) struct Shipping {
     /// Shards this broker may not lead at the generation the catalog names.
     refused: HashMap<Arc<ShardId>, ShardFailure>,
     lost: Losses<LogRef>,
+    /// Whether the catalog gives this core any replicated `Quorum` shard, as leader or follower.
+    holds_quorum_shards: bool,
     lanes: HashMap<NodeId, Lane>,
     dirty_lanes: Vec<NodeId>,
     asks: Slots<ShipAsk>,
@@ -198,7 +201,7 @@ impl Shipping {
 
     /// The highest mark readers of a shard have been shown.
     pub fn shown_mark(&self, shard: &ShardId) -> Option<u64> {
-        self.get(*self.by_shard.get(shard)?)?.shown
+        self.get(*self.by_shard.get(shard)?)?.shown.get()
     }
 
     /// Writes and reads that wait for a majority.
@@ -285,8 +288,7 @@ impl Core {
                 let Some(led) = self.shipping.get_mut(at) else {
                     return;
                 };
-                led.shown = led.shown.max(Some(mark));
-                let shown = led.shown.unwrap_or(mark);
+                let shown = led.shown.raise(mark);
                 if let (true, Some((_, log))) = (led.is_quorum, led.logs.first().copied()) {
                     self.storage.set_retention_bound(log, shown);
                     self.wake_readers(log);

@@ -9,8 +9,10 @@ use super::super::cache::CacheWaiter;
 use super::super::message::{AppendResult, CacheResult, UnknownWrite};
 use super::super::Core;
 use super::LedIdx;
+use crate::catalog::Consistency;
 use crate::proto::cache::{CacheFailure, CacheLog, Staged};
 use crate::proto::outcome::Appended;
+use crate::proto::replication::leader::{HeldBackBy, Readable, ShownMark};
 
 /// Who is told once the mark has passed.
 pub(super) enum QuorumWaiter {
@@ -25,26 +27,32 @@ pub(in crate::driver::core) struct QuorumCache {
     pub is_write: bool,
 }
 
-/// Where a log's records may be shown up to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::driver::core) enum Readable {
-    /// Up to here.
-    Below(u64),
-    /// Nothing is known to be on a majority since this broker took the shard.
-    NoMark,
-}
-
 impl Core {
-    /// What readers of a log may see: the durable tail, or on a `Quorum` shard the mark.
+    /// What readers of a log may see.
     pub(in crate::driver::core) fn readable(&self, log: LogRef) -> Readable {
-        let durable_tail = self.storage.durable_tail(log);
+        Readable::of(self.held_back_by(log), self.storage.durable_tail(log))
+    }
+
+    fn held_back_by(&self, log: LogRef) -> HeldBackBy {
         match self.quorum_of(log).and_then(|at| self.shipping.get(at)) {
-            None => Readable::Below(durable_tail),
-            Some(led) => match led.shown {
-                Some(mark) => Readable::Below(mark.min(durable_tail)),
-                None => Readable::NoMark,
-            },
+            Some(led) => HeldBackBy::Mark(led.shown),
+            // A copy this broker may not lead with, whatever the catalog says, has no mark.
+            None if self.awaits_mark(log) => HeldBackBy::Mark(ShownMark::default()),
+            None => HeldBackBy::Durability,
         }
+    }
+
+    /// Whether this is the main log of a replicated `Quorum` shard, by the catalog.
+    fn awaits_mark(&self, log: LogRef) -> bool {
+        if !self.shipping.holds_quorum_shards {
+            return false;
+        }
+        let shard = self.log_shards.get(&log);
+        let route = shard.and_then(|shard| self.routes.shard(shard));
+        route.is_some_and(|route| {
+            let consistency = self.routes.consistency(&route.shard_id);
+            route.replicas.len() > 1 && consistency == Some(Consistency::Quorum)
+        })
     }
 
     /// Whether other brokers hold copies of a log this broker leads.

@@ -27,6 +27,7 @@ mod limits;
 mod mark;
 mod opening;
 mod pace;
+mod readers;
 mod shard;
 mod waits;
 
@@ -40,5 +41,6 @@ pub use halt::HaltReason;
 pub use limits::ShipLimits;
 pub use mark::QuorumMark;
 pub use opening::{LeadRefusal, LogStart, Opening, OpeningPhase, OwnRun};
+pub use readers::{HeldBackBy, Readable, ShownMark};
 pub use shard::{FollowerIdx, HaltedReplica, RebuildSlots, ShardEvent, ShardLeader, ShardSpec};
 pub use waits::QuorumWaits;

@@ -8,11 +8,17 @@ use crate::machine::LogSeed;
 /// One operation on a log. A batch is as many operations as it has records: a power cut may keep a part.
 #[derive(Debug, Clone)]
 pub enum Op {
+    /// A record at the tail.
     Record(Rc<[u8]>),
+    /// The log is cut back to this tail.
     Truncate(u64),
+    /// It begins anew, empty, at this offset.
     Place(u64),
+    /// Everything below this offset is given up.
     Base(u64),
+    /// A generation is accepted.
     Accept(u64),
+    /// Records from the tail on are of this generation and leader.
     Begin(u64, &'static str),
 }
 
@@ -26,6 +32,7 @@ impl Op {
 /// A log in memory.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PlainLog {
+    /// First offset held.
     pub base: u64,
     /// From `base` on.
     pub records: VecDeque<Rc<[u8]>>,
@@ -36,10 +43,12 @@ pub struct PlainLog {
 }
 
 impl PlainLog {
+    /// One past the last record.
     pub fn tail(&self) -> u64 {
         self.base + self.records.len() as u64
     }
 
+    /// Does it.
     pub fn apply(&mut self, op: &Op) {
         match op {
             Op::Record(payload) => self.records.push_back(Rc::clone(payload)),
@@ -75,8 +84,10 @@ impl PlainLog {
         }
     }
 
-    pub fn record(&self, offset: u64) -> &[u8] {
-        &self.records[(offset - self.base) as usize]
+    /// The record at an offset, if it is held.
+    pub fn record(&self, offset: u64) -> Option<&[u8]> {
+        let at = offset.checked_sub(self.base)?;
+        self.records.get(at as usize).map(|record| &record[..])
     }
 
     /// Whether a recovered log is this one.
@@ -99,7 +110,9 @@ impl PlainLog {
 /// What is known of one log: what was acknowledged, and what was asked for beyond that.
 #[derive(Debug, Clone, Default)]
 pub struct Tracked {
+    /// The log as acknowledged.
     pub acked: PlainLog,
+    /// What was asked for since, oldest first.
     pub pending: VecDeque<Op>,
     /// `acked` with all of `pending` applied.
     pub submitted: PlainLog,
@@ -111,11 +124,13 @@ pub struct Tracked {
 }
 
 impl Tracked {
+    /// Something was asked for.
     pub fn submit(&mut self, op: Op) {
         self.submitted.apply(&op);
         self.pending.push_back(op);
     }
 
+    /// The oldest `ops` of what was asked for are done.
     pub fn acknowledge(&mut self, ops: usize) {
         for _ in 0..ops + std::mem::take(&mut self.unclaimed) {
             let op = self.pending.pop_front().expect("was submitted");
@@ -169,26 +184,43 @@ impl Tracked {
 
     /// Whether a recovered log is what was acknowledged and any first part of what was asked for.
     pub fn allows(&self, seed: &LogSeed, records: &[Vec<u8>]) -> bool {
-        self.reaches(self.pending.iter(), seed, records)
-            || (self.refused.iter()).any(|ops| self.reaches(ops.iter(), seed, records))
+        self.any_state(|state| state.is(seed, records))
     }
 
-    fn reaches<'a>(
-        &self,
-        ops: impl Iterator<Item = &'a Op>,
-        seed: &LogSeed,
-        records: &[Vec<u8>],
-    ) -> bool {
-        let mut state = self.acked.clone();
-        if state.is(seed, records) {
-            return true;
+    /// Which invariant a recovered log breaks that is not allowed; `cuts`: bytes were removed for it.
+    pub fn broken_by(&self, seed: &LogSeed, records: &[Vec<u8>], cuts: bool) -> u8 {
+        let held = |state: &PlainLog| {
+            (state.base, state.tail()) == (seed.base, seed.tail)
+                && records
+                    .iter()
+                    .zip(&state.records)
+                    .all(|(a, b)| a[..] == b[..])
+        };
+        if seed.base + records.len() as u64 != seed.tail {
+            1
+        } else if seed.control.accepted < self.acked.accepted {
+            8
+        } else if self.any_state(held) {
+            // The records are right, so it is the leaders.
+            12
+        } else if cuts && !self.any_state(|state| state.tail() <= seed.tail) {
+            6
+        } else {
+            4
         }
-        for op in ops {
-            state.apply(op);
-            if state.is(seed, records) {
-                return true;
-            }
-        }
-        false
+    }
+
+    /// Whether this is so of what was acknowledged, or of it and a first part of what was asked for.
+    fn any_state(&self, is_so: impl Fn(&PlainLog) -> bool) -> bool {
+        let is_so_after = |mut ops: &mut dyn Iterator<Item = &Op>| {
+            let mut state = self.acked.clone();
+            Iterator::any(&mut ops, |op| {
+                state.apply(op);
+                is_so(&state)
+            })
+        };
+        is_so(&self.acked)
+            || is_so_after(&mut self.pending.iter())
+            || (self.refused.iter()).any(|ops| is_so_after(&mut ops.iter()))
     }
 }

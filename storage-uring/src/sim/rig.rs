@@ -1,22 +1,30 @@
-//! The machine over the model device together with the plain model of every log, and the checks that hold
-//! after a power cut.
+//! The machine over the model device together with the plain model of every log: what is asked for and what
+//! is answered goes to both. The checks of what comes of it are in [`super::checks`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
+use super::device::{segment_of, Sim, SimOptions};
+use super::name;
 use super::plain::{Op, PlainLog, Tracked};
-use super::{
-    interrupted_recovery, name, read_images, recover_since, Images, Recovered, Rng, Sim, SimOptions,
-};
+use super::recovered::{read_images, Recovered};
+use super::violation::{broken, holds};
+use super::Rng;
 use crate::error::{AppendError, CommitError};
-use crate::machine::{ControlEvent, LogSeed, ReadBatch};
-use crate::recovery::scan::Since;
+use crate::format::ALIGN;
+use crate::machine::{Action, ControlEvent, LogSeed, ReadBatch};
 
+/// The machine, the device, and what its logs should hold.
 pub struct Rig {
+    /// The machine over the device.
     pub sim: Sim,
+    /// What is known of each log, by shard.
     pub logs: BTreeMap<u32, Tracked>,
+    /// How the machine writes.
     pub options: SimOptions,
-    epoch: u64,
+    pub(super) epoch: u64,
+    /// Segments in which groups were undone for want of space, since the start.
+    pub(super) undone: BTreeSet<u64>,
     /// Log and number of operations behind each token not answered yet.
     waiting: HashMap<u64, (u32, usize)>,
     next_token: u64,
@@ -32,7 +40,7 @@ fn leader(found: &str) -> &'static str {
 }
 
 /// A recovered log, or the empty one when nothing of it was found.
-fn found(recovered: &Recovered, shard: u32) -> (LogSeed, &[Vec<u8>]) {
+pub(super) fn found(recovered: &Recovered, shard: u32) -> (LogSeed, &[Vec<u8>]) {
     match recovered.logs.get(&shard) {
         Some((seed, records)) => (seed.clone(), records),
         None => (LogSeed::default(), &[]),
@@ -40,10 +48,12 @@ fn found(recovered: &Recovered, shard: u32) -> (LogSeed, &[Vec<u8>]) {
 }
 
 impl Rig {
+    /// Over an empty directory.
     pub fn new(options: SimOptions) -> Self {
         Self::start(options, Recovered::empty(), 1)
     }
 
+    /// Over what a recovery left: that is what its logs should hold.
     pub fn start(options: SimOptions, recovered: Recovered, epoch: u64) -> Self {
         let mut logs = BTreeMap::new();
         for (shard, (seed, records)) in &recovered.logs {
@@ -55,7 +65,12 @@ impl Rig {
                     .map(|entry| (entry.generation, entry.start, leader(&entry.leader)))
                     .collect(),
             };
-            assert_eq!(log.tail(), seed.tail, "every record is read back");
+            let (tail, read) = (seed.tail, log.tail());
+            holds!(
+                1,
+                read == tail,
+                "shard {shard} ends at {tail} and is read to {read}"
+            );
             let tracked = Tracked {
                 acked: log.clone(),
                 submitted: log,
@@ -70,6 +85,7 @@ impl Rig {
             logs,
             options,
             epoch,
+            undone: BTreeSet::new(),
             waiting: HashMap::new(),
             next_token: 1,
             last_answered: 0,
@@ -95,14 +111,17 @@ impl Rig {
         }
         let range = taken.expect("is taken");
         let tracked = self.logs.entry(shard).or_default();
-        assert_eq!(range.start, tracked.submitted.tail(), "offsets are dense");
+        let tail = tracked.submitted.tail();
+        holds!(1, range.start == tail, "{range:?} is given behind {tail}");
         for payload in batch {
             tracked.submit(Op::Record(Rc::from(&payload[..])));
         }
-        assert_eq!(range.end, tracked.submitted.tail());
+        let tail = tracked.submitted.tail();
+        holds!(1, range.end == tail, "{range:?} is given up to {tail}");
         self.wait(shard, batch.len());
     }
 
+    /// Asks for an event that is allowed on the log as submitted.
     pub fn control(&mut self, shard: u32, op: Op) {
         let log = self.sim.log(shard);
         let event = match op {
@@ -135,15 +154,33 @@ impl Rig {
         self.collect();
     }
 
-    pub fn begin_refusal(&mut self) {
+    /// A write or flush is about to fail for good.
+    pub fn begin_failure(&mut self) {
         self.logs.values_mut().for_each(Tracked::begin_refusal);
     }
 
+    /// A write is about to find no space: it is undone, and all that follows on it.
+    pub fn begin_refusal(&mut self, failing: &Action) {
+        self.begin_failure();
+        let is_begun = |image: &Vec<u8>| image[ALIGN..].iter().any(|byte| *byte != 0);
+        let from = segment_of(failing);
+        let begun = self.sim.durable.range(from..);
+        let begun = begun.filter(|(_, image)| is_begun(image));
+        self.undone.extend(begun.map(|(segment, _)| *segment));
+        let pending = self.sim.pending.iter();
+        let pending = pending.map(|pending| segment_of(&pending.action));
+        self.undone
+            .extend(pending.filter(|segment| *segment >= from));
+        self.undone.insert(from);
+    }
+
+    /// Finishes one pending operation.
     pub fn finish(&mut self, at: usize) {
         self.sim.finish(at);
         self.collect();
     }
 
+    /// Runs until nothing is pending.
     pub fn settle(&mut self) {
         self.sim.settle();
         self.collect();
@@ -154,7 +191,8 @@ impl Rig {
         self.sim.collect();
         let mut refused = BTreeSet::new();
         for done in std::mem::take(&mut self.sim.completions) {
-            assert!(done.token > self.last_answered, "outcomes in order");
+            let last = self.last_answered;
+            holds!(26, done.token > last, "{done:?} is told after {last}");
             self.last_answered = done.token;
             let (shard, ops) = self.waiting.remove(&done.token).expect("answered once");
             let is_durable = done.result.is_ok();
@@ -171,7 +209,8 @@ impl Rig {
                 }
                 Err(CommitError::StorageFailed) => {
                     let stored = tail - done.range.start;
-                    assert!(0 < stored && tail < done.range.end, "{done:?} up to {tail}");
+                    let is_first_part = 0 < stored && tail < done.range.end;
+                    holds!(26, is_first_part, "{done:?} of a log up to {tail}");
                     tracked.refuse(ops, stored as usize);
                 }
             }
@@ -188,9 +227,13 @@ impl Rig {
     /// Reads through the machine's own state, as the driver does; `None` when there is nothing to read.
     pub fn read(&mut self, shard: u32, from: u64, max_bytes: usize) -> Option<ReadBatch> {
         let log = self.sim.log(shard);
-        if let Some(batch) = self.sim.machine.read_recent(log, from, max_bytes) {
-            return Some(batch);
-        }
+        let recent = self.sim.machine.read_recent(log, from, max_bytes);
+        recent.or_else(|| self.read_device(shard, from, max_bytes))
+    }
+
+    /// Reads through the machine's index, past what it has in memory.
+    pub(super) fn read_device(&self, shard: u32, from: u64, max_bytes: usize) -> Option<ReadBatch> {
+        let log = *self.sim.logs.get(&shard)?;
         let durable = self.sim.machine.durable_tail(log);
         if from >= durable {
             return None;
@@ -198,103 +241,15 @@ impl Rig {
         let state = self.sim.machine.log_state(log);
         let interval = state.index.interval(from, durable)?;
         let images = &self.sim.durable;
-        Some(read_images(images, &name(shard), interval, from, max_bytes).expect("reads"))
-    }
-
-    /// Checks one read against the plain model.
-    pub fn check_read(&mut self, shard: u32, from: u64, max_bytes: usize) {
-        let batch = self.read(shard, from, max_bytes);
-        let tracked = &self.logs[&shard];
-        // A part of a batch may be durable before the batch is acknowledged.
-        let begun = tracked.pending.iter().map_while(|op| match op {
-            Op::Record(payload) => Some(Rc::clone(payload)),
-            _ => None,
-        });
-        let mut readable = tracked.acked.clone();
-        let acked = readable.tail().min(tracked.submitted.tail());
-        readable.records.extend(begun);
-        let cuts = tracked.pending.iter().filter_map(|op| match op {
-            Op::Truncate(to) => Some(*to),
-            Op::Place(_) => Some(0),
-            _ => None,
-        });
-        let lowest_cut = cuts.min();
-        let Some(batch) = batch else {
-            let is_cut = lowest_cut.is_some();
-            assert!(is_cut || from >= acked, "{from} of {acked} is not read");
-            return;
-        };
-        let is_kept = lowest_cut.is_none_or(|cut| batch.next_offset <= cut);
-        assert!(is_kept, "{from}..{} is being cut", batch.next_offset);
-        let count = batch.records.len();
-        let log = self.sim.logs[&shard];
-        assert!(count > 0 && batch.first_offset == from);
-        assert_eq!(batch.next_offset, from + count as u64);
-        assert!(
-            batch.next_offset <= self.sim.machine.durable_tail(log),
-            "nothing is read before it is durable"
-        );
-        for (offset, record) in (from..).zip(&batch.records) {
-            assert!(record[..] == *readable.record(offset), "offset {offset}");
-        }
-        let bytes: usize = batch.records.iter().map(bytes::Bytes::len).sum();
-        assert!(
-            count == 1 || bytes <= max_bytes,
-            "{bytes} of {max_bytes} bytes"
-        );
-    }
-
-    /// Checks one state a power cut left behind, that a second start changes nothing, and that a recovery
-    /// which is itself cut short comes to the same end.
-    pub fn check_cut(&self, images: Images, rng: &mut Rng) -> Recovered {
-        let interrupted = interrupted_recovery(&images, self.epoch, rng);
-        let first = recover_since(images, Since::epoch(self.epoch));
-        assert_eq!(
-            first.damages, 0,
-            "a power cut is not damage: {}",
-            first.notes
-        );
-        for (shard, tracked) in &self.logs {
-            let (seed, records) = found(&first, *shard);
-            assert!(seed.damage.is_none(), "{:?}", seed.damage);
-            assert!(
-                tracked.allows(&seed, records),
-                "shard {shard}: {}..{} with {} records is no state between acknowledged {}..{} and submitted {}..{}: {}",
-                seed.base, seed.tail, records.len(), tracked.acked.base, tracked.acked.tail(),
-                tracked.submitted.base, tracked.submitted.tail(), first.notes
-            );
-        }
-        // What a later start finds was touched by the one before.
-        let second = recover_since(first.images.clone(), Since::epoch(self.epoch + 1));
-        let nothing = (second.cuts, second.damages) == (0, 0);
-        let detail = || format!("{}, then {}", first.notes, second.notes);
-        assert!(nothing, "a second start finds nothing to do: {}", detail());
-        let unchanged = second.images == first.images;
-        assert!(unchanged, "a second start changes no byte: {}", detail());
-        self.assert_same(&first, &second, &detail);
-        let after = recover_since(interrupted, Since::epoch(self.epoch + 1));
-        assert_eq!(after.damages, 0, "{} then {}", first.notes, after.notes);
-        self.assert_same(&first, &after, &|| after.notes.clone());
-        first
-    }
-
-    fn assert_same(&self, one: &Recovered, other: &Recovered, detail: &dyn Fn() -> String) {
-        assert_eq!(
-            (one.end, one.next_group),
-            (other.end, other.next_group),
-            "{}",
-            detail()
-        );
-        for shard in self.logs.keys() {
-            let ((a, a_records), (b, b_records)) = (found(one, *shard), found(other, *shard));
-            let same = (a.base, a.tail, &a.control) == (b.base, b.tail, &b.control);
-            assert!(same, "{}", detail());
-            assert!(a_records == b_records, "{}", detail());
+        match read_images(images, &name(shard), interval, from, max_bytes) {
+            Ok(batch) => Some(batch),
+            Err(error) => broken(5, format_args!("shard {shard} at {from}: {error}")),
         }
     }
 
     /// The power is cut; a new start goes on with what is left.
     pub fn crash(self, rng: &mut Rng, keep_of_16: u64) -> Self {
+        self.check_indexes();
         let images = self.sim.cut_power(|_, _| rng.below(16) < keep_of_16);
         let recovered = self.check_cut(images, rng);
         Self::start(self.options, recovered, self.epoch + 1)
@@ -304,19 +259,7 @@ impl Rig {
     pub fn restart(mut self, rng: &mut Rng) -> Self {
         self.settle();
         let recovered = self.check_cut(self.sim.durable.clone(), rng);
-        // What was undone for want of space may lie behind the end, or even count, until another group follows.
-        let nothing_undone = self.logs.values().all(|log| log.refused.is_empty());
-        assert!(
-            recovered.cuts == 0 || !nothing_undone,
-            "{}",
-            recovered.notes
-        );
-        for (shard, tracked) in &self.logs {
-            let (seed, records) = found(&recovered, *shard);
-            assert!(tracked.is_answered(), "everything is answered");
-            let is_whole = !nothing_undone || tracked.submitted.is(&seed, records);
-            assert!(is_whole, "{}", recovered.notes);
-        }
+        self.check_whole(&recovered);
         Self::start(self.options, recovered, self.epoch + 1)
     }
 }
