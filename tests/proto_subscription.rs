@@ -24,6 +24,7 @@ fn log(oldest: u64, end: u64) -> Readable {
     Readable {
         oldest: Offset(oldest),
         end: Offset(end),
+        held_end: Offset(end),
     }
 }
 
@@ -281,11 +282,31 @@ fn offsets_go_to_clients_that_read_them() {
         assert_eq!((answer.start_offset, answer.live_offset), expected);
     }
     let refusal = Subscription::open(StartPosition::At(Offset(1)), log(2, 9), LIMITS).unwrap_err();
-    let Answer::SubscribeCursorError(answer) = cursor_error(refusal) else {
+    let Some(Answer::SubscribeCursorError(answer)) = cursor_error(refusal) else {
         panic!("no cursor error")
     };
     assert_eq!(answer.reason, CursorErrorReason::TooOld);
     assert_eq!((answer.requested, answer.available), (1, 2));
+}
+
+/// A leader that has just begun again knows of fewer records on a majority than its subscribers were shown
+/// before: one that goes on where it was is asked to wait, and not told that it is wrong.
+#[test]
+fn a_position_that_is_held_and_not_shown_yet_is_no_cursor_error() {
+    let held = Readable {
+        held_end: Offset(12),
+        ..log(5, 9)
+    };
+    let open = |at| Subscription::open(StartPosition::At(Offset(at)), held, LIMITS).map(|_| ());
+    assert_eq!(open(9), Ok(()));
+    for requested in [Offset(10), Offset(12)] {
+        let refusal = StartRefusal::NotShownYet { requested };
+        assert_eq!(open(requested.0), Err(refusal));
+        assert_eq!(cursor_error(refusal), None);
+    }
+    let refusal = open(13).unwrap_err();
+    assert!(matches!(refusal, StartRefusal::InFuture { .. }));
+    assert!(cursor_error(refusal).is_some());
 }
 
 #[derive(Debug, Clone)]

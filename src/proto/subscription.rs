@@ -42,6 +42,9 @@ pub enum StartRefusal {
         requested: Offset,
         available: Offset,
     },
+    /// Held, and not known to be on a majority since this broker leads; in a moment it may be.
+    #[error("offset {requested} cannot be shown yet")]
+    NotShownYet { requested: Offset },
 }
 
 /// The part of a log that readers may see.
@@ -50,6 +53,8 @@ pub struct Readable {
     pub oldest: Offset,
     /// One past the newest.
     pub end: Offset,
+    /// One past the newest that is held, shown or not; at least `end`.
+    pub held_end: Offset,
 }
 
 /// What the client is told when the subscription begins.
@@ -172,6 +177,9 @@ impl Subscription {
                     requested,
                     available: log.oldest,
                 })
+            }
+            StartPosition::At(requested) if requested > log.end && requested <= log.held_end => {
+                return Err(StartRefusal::NotShownYet { requested })
             }
             StartPosition::At(requested) if requested > log.end => {
                 return Err(StartRefusal::InFuture {

@@ -115,6 +115,8 @@ pub enum ReadAsk {
 pub enum ReadResult {
     Bounds {
         base: u64,
+        /// One past the last record readers may see.
+        readable_end: u64,
         durable_tail: u64,
     },
     Records {
@@ -125,9 +127,7 @@ pub enum ReadResult {
         durable_tail: u64,
     },
     /// `from` lies below what is kept.
-    Trimmed {
-        base: u64,
-    },
+    Trimmed { base: u64 },
     /// It is not known yet how far a majority holds the shard.
     NotReady,
     /// This broker does not lead the shard any more.
@@ -142,6 +142,7 @@ pub enum EventRead {
     Bounds {
         base: u64,
         readable_end: u64,
+        durable_tail: u64,
     },
     /// Records, shared with whoever else reads at the same place, and where the readable ones end.
     Run {
@@ -149,9 +150,7 @@ pub enum EventRead {
         readable_end: u64,
     },
     /// The place lies below what is kept.
-    Trimmed {
-        base: u64,
-    },
+    Trimmed { base: u64 },
     /// It is not known yet how far a majority holds the shard.
     NotReady,
     /// This broker does not lead the shard any more.

@@ -101,9 +101,10 @@ impl Core {
         match read {
             ReadAsk::Bounds => {
                 let result = match self.readable(log) {
-                    Readable::Below(durable_tail) => ReadResult::Bounds {
+                    Readable::Below(readable_end) => ReadResult::Bounds {
                         base: self.storage.base(log),
-                        durable_tail,
+                        readable_end,
+                        durable_tail: self.storage.durable_tail(log),
                     },
                     Readable::NoMark => ReadResult::NotReady,
                 };
@@ -363,9 +364,14 @@ impl Core {
 /// The same answer as a subscription takes it.
 fn event_read(result: ReadResult) -> EventRead {
     match result {
-        ReadResult::Bounds { base, durable_tail } => EventRead::Bounds {
+        ReadResult::Bounds {
             base,
-            readable_end: durable_tail,
+            readable_end,
+            durable_tail,
+        } => EventRead::Bounds {
+            base,
+            readable_end,
+            durable_tail,
         },
         ReadResult::Records {
             first_offset,

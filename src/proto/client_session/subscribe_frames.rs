@@ -36,8 +36,9 @@ pub fn subscribed(subscription_id: u64, opened: Opened, offer: &ClientOffer) -> 
     })
 }
 
-/// The answer to a subscribe whose position the log does not have. Ends the request's stream.
-pub fn cursor_error(refusal: StartRefusal) -> Answer {
+/// The answer to a subscribe whose position the log does not have, which ends the request's stream. `None` when
+/// there is nothing wrong with the position and the client is to try again.
+pub fn cursor_error(refusal: StartRefusal) -> Option<Answer> {
     let (reason, requested, available) = match refusal {
         StartRefusal::TooOld {
             requested,
@@ -47,12 +48,13 @@ pub fn cursor_error(refusal: StartRefusal) -> Answer {
             requested,
             available,
         } => (CursorErrorReason::InFuture, requested, available),
+        StartRefusal::NotShownYet { .. } => return None,
     };
-    Answer::SubscribeCursorError(SubscribeCursorError {
+    Some(Answer::SubscribeCursorError(SubscribeCursorError {
         reason,
         requested: requested.0,
         available: available.0,
-    })
+    }))
 }
 
 /// How a subscription's event stream ends. `owner` is the broker that leads the shard now, with

@@ -62,17 +62,18 @@ impl Judge {
         self.count("subscriptions_refused", 1);
     }
 
-    /// One that was handed records of a `Quorum` shard may not go on behind them at a leader that is open. Its mark
+    /// One that was handed records may not go on behind them at a leader that is open. The mark of a `Quorum` shard
     /// may have a way to go yet, but the records are never gone again.
-    pub fn on_resume_refused(&mut self, who: Subscribed, refusal: StartRefusal, durable: u64) {
-        let StartRefusal::InFuture { requested, .. } = refusal else {
-            return;
-        };
-        if who.is_marked && requested.0 > durable {
-            let seen = format!("{who:?} cannot go on, {durable} are durable: {refusal}");
-            self.fail(48, seen);
+    pub fn on_resume_refused(&mut self, who: Subscribed, refusal: StartRefusal) {
+        match refusal {
+            StartRefusal::NotShownYet { .. } => {
+                self.count("subscriptions_refused_before_the_mark", 1);
+            }
+            StartRefusal::InFuture { .. } if who.is_marked => {
+                self.fail(48, format!("{who:?} cannot go on: {refusal}"));
+            }
+            StartRefusal::InFuture { .. } | StartRefusal::TooOld { .. } => {}
         }
-        self.count("subscriptions_refused_before_the_mark", 1);
     }
 
     /// Records are handed to a subscriber.

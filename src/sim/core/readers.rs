@@ -53,6 +53,7 @@ impl Core {
             Readable::Below(end) if is_served => Some(Bounds {
                 oldest: Offset(self.journal.seen(key).base()),
                 end: Offset(end),
+                held_end: Offset(self.journal.durable_tail(key)),
             }),
             Readable::Below(_) | Readable::NoMark => None,
         }

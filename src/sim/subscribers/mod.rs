@@ -182,9 +182,9 @@ impl World {
             }
             Err(refusal) => {
                 self.env.judge.on_start_refused();
-                if resume_from.is_some() && self.leads_openly(shard) {
-                    let durable = self.stream_end(shard);
-                    self.env.judge.on_resume_refused(who, refusal, durable);
+                let is_leader = self.env.catalog.current(shard).leader == node;
+                if resume_from.is_some() && is_leader && self.leads_openly(shard) {
+                    self.env.judge.on_resume_refused(who, refusal);
                 }
             }
         }

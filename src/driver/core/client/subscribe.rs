@@ -151,9 +151,14 @@ impl Core {
         };
         let (conn, offer) = (subscription.conn, subscription.offer);
         let log = match result {
-            EventRead::Bounds { base, readable_end } => Readable {
+            EventRead::Bounds {
+                base,
+                readable_end,
+                durable_tail,
+            } => Readable {
                 oldest: Offset(base),
                 end: Offset(readable_end),
+                held_end: Offset(durable_tail),
             },
             EventRead::NotOwner => {
                 let refusal = Refusal::new(ErrorCode::ShardUnavailable, "the shard is moving")
@@ -177,8 +182,12 @@ impl Core {
         let (cursor, opened) = match opened {
             Ok(opened) => opened,
             Err(refusal) => {
+                let Some(answer) = cursor_error(refusal) else {
+                    let refusal = of_route_refusal(RouteRefusal::NotServing(Serving::Opening));
+                    return self.refuse_start(token, request, class, refusal);
+                };
                 self.forget_start(token);
-                return self.answer(conn, request, cursor_error(refusal));
+                return self.answer(conn, request, answer);
             }
         };
         let Ok(events) = self.pump.open_uni(conn) else {
