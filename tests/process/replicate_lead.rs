@@ -4,11 +4,12 @@
 use std::time::{Duration, Instant};
 
 use felix_uring::cluster::ShardedSpec;
+use felix_uring::wire::client::answers::CursorErrorReason;
 use felix_uring::wire::client::messages::StartAt;
-use felix_uring::wire::client::{PublishOutcome, RetryClass};
+use felix_uring::wire::client::{Answer, PublishOutcome, RetryClass};
 
 use crate::support::brokers::Brokers;
-use crate::support::client::{refusal, Client, Stream};
+use crate::support::client::{refusal, subscribe_frame, Client, Stream};
 use crate::support::follower::{
     ScriptedFollower, Shipped, BOOTSTRAP, FENCED_EPOCH, LOG_CONFLICT, LOG_GAP, MALFORMED, REBUILD,
     RECORDS, STALE_ROUTE,
@@ -101,6 +102,47 @@ async fn a_quorum_publish_is_answered_and_shown_once_a_follower_holds_it() {
     assert_eq!((next.offset, texts(&next)), (2, vec!["three"]));
     assert_ne!(next.lane, 0, "a stream of its own");
     next.ok(3).await;
+}
+
+/// A subscriber goes on behind records that it was shown by a leader before; this one holds them and has not
+/// heard of a majority that does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_subscriber_behind_the_mark_is_asked_to_wait_and_one_behind_the_log_is_told() {
+    let mut s = Scripted::opened("quorum", 5000).await;
+    let (client, mut stream, token) = s.client().await;
+    stream.must_publish_with(COPIED, b"one", &mut s.b, 1).await;
+    let waiting = stream.start_publish(COPIED, &["two", "three"]).await;
+    s.brokers.wait_metric(0, "felix_quorum_waiting", 1.0);
+
+    let answer = async |start| {
+        let mut request = client.stream(&token).await;
+        request.send(subscribe_frame(COPIED, start)).await;
+        request.answers.answer().await
+    };
+    for held in [2, 3] {
+        let Answer::ErrorAnswer(error) = answer(StartAt::Offset(held)).await else {
+            panic!("{held} is held by a minority");
+        };
+        let code = error.code.as_ref().map(|code| code.name());
+        assert_eq!(
+            (code, error.retry),
+            (Some("shard_unavailable"), Some(RetryClass::Retry))
+        );
+    }
+    let Answer::SubscribeCursorError(told) = answer(StartAt::Offset(4)).await else {
+        panic!("4 was never written");
+    };
+    assert_eq!(
+        (told.reason, told.requested, told.available),
+        (CursorErrorReason::InFuture, 4, 1)
+    );
+    let shipped = s.b.next_of(RECORDS).await;
+    assert_eq!(texts(&shipped), ["two", "three"]);
+    shipped.ok(3).await;
+    assert_eq!(stream.answers.ack().await.request_id, waiting);
+    let mut events = client.subscribe(&token, COPIED, StartAt::Offset(3)).await;
+    stream.must_publish_with(COPIED, b"four", &mut s.b, 4).await;
+    assert_eq!(events.take(1).await[0].0, 3);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
