@@ -57,13 +57,16 @@ pub struct Interval {
 }
 
 impl LogIndex {
-    /// Notes a record extent that became durable.
+    /// Notes a record extent that became durable. Where its pointer leads to another extent than the newest one
+    /// held, that one was cut off and may be unreadable by now: nobody walks through it.
     pub fn on_extent(&mut self, offset: u64, place: Place, prev: Place, record_bytes: u64) {
-        if self.entries.is_empty() || self.bytes_since_entry >= INDEX_EVERY_BYTES {
+        let before = self.last.unwrap_or(prev);
+        let is_full = self.bytes_since_entry >= INDEX_EVERY_BYTES;
+        if self.entries.is_empty() || is_full || before != prev {
             self.entries.push(IndexEntry {
                 offset,
                 place,
-                prev,
+                prev: before,
             });
             self.bytes_since_entry = 0;
         }
@@ -89,11 +92,12 @@ impl LogIndex {
     /// Forgets everything at or above `offset`; the log was cut back.
     pub fn on_truncate(&mut self, offset: u64) {
         let keep = self.entries.partition_point(|entry| entry.offset < offset);
-        if keep < self.entries.len() {
+        if let Some(first_cut) = self.entries.get(keep) {
+            self.last = Some(first_cut.prev).filter(|prev| prev.is_some());
             self.entries.truncate(keep);
-            // `last` stays: its back pointers lead to what is kept, and readers skip what was cut.
             self.bytes_since_entry = INDEX_EVERY_BYTES;
         }
+        // Without such an entry `last` stays: its back pointers lead to what is kept, and readers skip what was cut.
     }
 
     /// Forgets everything; the log starts anew.
@@ -240,6 +244,23 @@ mod tests {
         assert_eq!(newest(15), Some(place(6000)));
     }
 
+    /// The same where the cut shows in no event between, as a group that was undone does not.
+    #[test]
+    fn an_extent_whose_pointer_leads_past_the_newest_held_is_a_beginning() {
+        let mut index = LogIndex::default();
+        index.on_extent(0, place(4096), Place::NONE, 100);
+        index.on_extent(10, place(6000), place(5000), 100);
+        let newest = |index: &LogIndex, offset| index.interval(offset, 30).map(|it| it.newest);
+        assert_eq!(newest(&index, 5), Some(place(4096)));
+        assert_eq!(newest(&index, 15), Some(place(6000)));
+        // What was cut behind such a beginning does not lead back through what it skips, either.
+        index.on_truncate(4);
+        assert_eq!(index.last(), place(4096));
+        index.on_extent(4, place(8000), place(6000), 100);
+        assert_eq!(newest(&index, 3), Some(place(4096)));
+        assert_eq!(newest(&index, 4), Some(place(8000)));
+    }
+
     #[test]
     fn intervals_lead_to_the_extent_before_the_next_entry() {
         let mut index = LogIndex::default();
@@ -268,7 +289,7 @@ mod tests {
         assert_eq!(
             index.interval(34, 35),
             Some(Interval {
-                newest: place(4796),
+                newest: place(4396),
                 end: 35
             })
         );
