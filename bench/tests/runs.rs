@@ -277,13 +277,18 @@ fn small_publishes_run_beside_large_ones() {
     assert_eq!(report["clean"], true, "{report}");
     // Both loads moved something, and all of it was read back.
     let round = &report["rounds"][0];
+    let mut measured = 0;
     for path in ["/alone_us/count", "/beside_us/count"] {
         let count = round.pointer(path).and_then(Value::as_u64);
         assert!(count > Some(0), "{path}: {report}");
+        measured += count.unwrap_or(0);
     }
-    // On a busy machine the large one may get nowhere while the small one is measured; it was answered before.
-    assert!(round["large_records"].as_u64() >= Some(15), "{report}");
-    assert!(report["checked"].as_u64() > Some(15), "{report}");
+    // A busy machine may leave the large one no time while the small one is measured; its first batch was answered
+    // before that began.
+    assert!(
+        report["checked"].as_u64() >= Some(measured + 15),
+        "{report}"
+    );
 }
 
 #[test]
