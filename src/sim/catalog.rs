@@ -95,6 +95,11 @@ impl SimCatalog {
         }
     }
 
+    /// Whether no operator meant that file.
+    pub fn is_wrong(&self, version: usize) -> bool {
+        version >= WRONG
+    }
+
     /// Adds a file that is none of the operator's versions.
     pub fn add_wrong(&mut self, file: Vec<Assignment>) -> usize {
         self.wrong.push(file);

@@ -6,7 +6,8 @@ use crate::sim::disk::LogKey;
 use crate::sim::reports::Draft;
 
 impl Judge {
-    /// A process follows a catalog file, after the one it has followed so far.
+    /// A process follows a catalog file, after the one it has followed so far. It answers for the files that it must
+    /// not follow; those the operator meant are the operator's.
     pub fn on_view(
         &mut self,
         catalog: &SimCatalog,
@@ -14,6 +15,9 @@ impl Judge {
         before: Option<usize>,
         version: usize,
     ) {
+        if !catalog.is_wrong(version) {
+            return;
+        }
         for (shard, is) in catalog.file(version).iter().enumerate() {
             if catalog.leader_of(shard, is.generation) != Some(is.leader) {
                 let seen = format!("n{node} is told that {is:?} leads {shard}: a second leader");
