@@ -14,6 +14,7 @@ use crate::support::follower::{
     ScriptedFollower, Shipped, BOOTSTRAP, FENCED_EPOCH, LOG_CONFLICT, LOG_GAP, MALFORMED, REBUILD,
     RECORDS, STALE_ROUTE,
 };
+use crate::support::replica_set::assign;
 
 /// A stream of three replicas led by node 0.
 const COPIED: &str = "copied";
@@ -143,6 +144,22 @@ async fn a_subscriber_behind_the_mark_is_asked_to_wait_and_one_behind_the_log_is
     let mut events = client.subscribe(&token, COPIED, StartAt::Offset(3)).await;
     stream.must_publish_with(COPIED, b"four", &mut s.b, 4).await;
     assert_eq!(events.take(1).await[0].0, 3);
+}
+
+/// Where nobody else holds the shard any more, readers see what is durable, though nothing is written after that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waited_for_a_majority_is_shown_once_there_is_one_holder() {
+    let mut s = Scripted::opened("quorum", 20_000).await;
+    let (client, mut stream, token) = s.client().await;
+    stream.must_publish_with(COPIED, b"one", &mut s.b, 1).await;
+    let mut events = client.subscribe(&token, COPIED, StartAt::Earliest).await;
+    assert_eq!(events.take(1).await[0].1, "one");
+    stream.start_publish(COPIED, &["two"]).await;
+    s.brokers.wait_metric(0, "felix_quorum_waiting", 1.0);
+    assign(&s.brokers, "stream", COPIED, 2, &[0]);
+    assert_eq!(events.take(1).await[0].1, "two");
+    let ack = stream.answers.ack().await;
+    assert!(matches!(ack.outcome, PublishOutcome::Accepted { .. }));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -95,14 +95,23 @@ async fn from_disk(
     max_bytes: usize,
 ) -> Result<Option<ReadBatch>, ReadError> {
     let cuts = || shared.core.borrow().machine.log_state(log).cuts;
+    let mut many_at_once = true;
     loop {
         let cuts_before = cuts();
-        let Some(start) = start(shared, log, from, max_bytes)? else {
+        let Some(walk) = start(shared, log, from, max_bytes, many_at_once)? else {
             return Ok(None);
         };
-        let result = run(&Permit::take(shared)?, start, |_| true).await;
-        if cuts() == cuts_before {
-            return result.map(Some);
+        let result = run(&Permit::take(shared)?, walk, |_| true).await;
+        if cuts() != cuts_before {
+            continue;
+        }
+        match result {
+            // Between its intervals a stretch leads through extents that were cut off, and its one read takes in
+            // others' blocks: none of these has to be readable.
+            Err(ReadError::Damaged { .. } | ReadError::Io(_)) if many_at_once => {
+                many_at_once = false;
+            }
+            result => return result.map(Some),
         }
     }
 }
@@ -289,12 +298,14 @@ fn is_in_memory(state: &LogState, from: u64, tail: u64) -> bool {
     from >= tail || recent_from.is_some_and(|oldest| oldest <= from)
 }
 
-/// How a read begins; none when memory has it or there is nothing to read.
+/// How a read begins, through several intervals of the index if it may; none when memory has it or there is
+/// nothing to read.
 fn start(
     shared: &Rc<Shared>,
     log: LogRef,
     from: u64,
     max_bytes: usize,
+    many_at_once: bool,
 ) -> Result<Option<ReadWalk>, ReadError> {
     let core = shared.core.borrow();
     let state = core.machine.log_state(log);
@@ -318,7 +329,8 @@ fn start(
         false => asked,
     };
     let reach = within.min((core.max_transfer_bytes() as u64).saturating_sub(READ_AROUND_BYTES));
-    if let Some(stretch) = state.index.stretch(from, tail, reach) {
+    let stretch = state.index.stretch(from, tail, reach);
+    if let Some(stretch) = stretch.filter(|_| many_at_once) {
         let walk = ReadWalk::of_stretch(state.id, from, max_bytes, &stretch);
         return Ok(Some(walk));
     }

@@ -143,10 +143,12 @@ impl Core {
             }
             return self.run_led(at);
         }
+        let led_main = led.logs.first().map(|(_, log)| *log);
         if assigned.followers.is_empty() {
             // Alone, what is durable here is on a majority.
             self.release_waits(at, u64::MAX);
-            return self.forget_led(at);
+            self.forget_led(at);
+            return self.wake_unheld(led_main);
         }
         led.generation = assigned.generation;
         led.shard_ref.generation = assigned.generation;
@@ -157,8 +159,16 @@ impl Core {
         }
         if !assigned.is_quorum {
             self.release_waits(at, u64::MAX);
+            self.wake_unheld(led_main);
         }
         self.start_machine(at);
+    }
+
+    /// Nothing holds the readers of a shard's log back any more but what is durable.
+    fn wake_unheld(&mut self, main: Option<LogRef>) {
+        if let Some(log) = main {
+            self.wake_readers(log);
+        }
     }
 
     /// Another broker leads the shard now, or nobody.

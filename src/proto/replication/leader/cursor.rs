@@ -251,6 +251,13 @@ impl Cursor {
         self.halt.map(|halt| halt.reason).or(paused)
     }
 
+    /// Why the copy has to be made anew, or is being made anew: until it is level it is nothing to lead with.
+    pub fn made_anew(&self) -> Option<HaltReason> {
+        let halted = self.halt.map(|halt| halt.reason);
+        let halted = halted.filter(|reason| reason.is_rebuildable());
+        halted.or(self.holds_slot.then_some(HaltReason::NeedsBootstrap))
+    }
+
     /// Where the cursor stands.
     pub fn phase(&self) -> CursorPhase {
         if let Some(halt) = self.halt {

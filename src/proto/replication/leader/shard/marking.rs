@@ -63,7 +63,7 @@ impl<G: ReportGate> ShardLeader<G> {
         for place in 0..self.spec.followers.len() {
             let mut cursors = self.logs.iter().filter_map(|log| log.cursors.get(place));
             let main = self.logs.first().and_then(|main| main.cursors.get(place));
-            let to_rebuild = cursors.find_map(|c| c.halted().filter(|why| why.is_rebuildable()));
+            let to_rebuild = cursors.find_map(Cursor::made_anew);
             self.positions.push(FollowerPosition {
                 answered: main.and_then(Cursor::position),
                 halted: main.and_then(Cursor::halted).or(to_rebuild),

@@ -348,6 +348,8 @@ impl<G: ReportGate> ShardLeader<G> {
     /// The connection to that broker has come up anew.
     pub fn on_peer_up(&mut self, follower: FollowerIdx) {
         self.each_cursor(follower, Cursor::on_peer_up);
+        // Who counts again may be the one that was missing.
+        self.advance_mark();
     }
 
     /// The catalog was read again, and this shard's assignment is as before.
@@ -355,6 +357,7 @@ impl<G: ReportGate> ShardLeader<G> {
         for cursor in self.logs.iter_mut().flat_map(|log| &mut log.cursors) {
             cursor.on_view();
         }
+        self.advance_mark();
     }
 
     fn each_cursor(&mut self, follower: FollowerIdx, step: impl Fn(&mut Cursor)) {

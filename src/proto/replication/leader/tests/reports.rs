@@ -147,4 +147,40 @@ fn i29_a_copy_to_be_made_anew_is_left_out_of_a_report_before() {
     let (log, asked) = shard.ask(B).expect("now it may");
     assert_eq!(log, ReplicaLog::GroupDeadLetters);
     assert!(matches!(asked.ask, Ask::Rebuild { .. }));
+    let Reported {
+        leader, slots, now, ..
+    } = &mut shard;
+    leader.on_answer(B, log, asked.id, ok(0), *now, slots);
+    // It counts for the main log, and is not to lead while its dead letters are being filled.
+    shard.leader.on_log(MAIN, 0, 11);
+    shard.answer(B, 11, ok(11));
+    assert_eq!(shard.gate.newest(), Vec::<usize>::new());
+    let id = shard.gate.store();
+    shard.leader.on_report(id, true);
+    assert_eq!(shard.leader.mark(), Some(11));
+    shard.answer(B, 5, ok(5));
+    shard.leader.on_log(MAIN, 0, 12);
+    shard.answer(B, 12, ok(12));
+    assert_eq!(shard.gate.newest(), [0], "level again");
+}
+
+#[test]
+fn who_counts_again_may_be_the_one_that_was_missing() {
+    let mut shard = Lead::with(spec(3, true), &[main_log(0, 0, 10)]);
+    shard.answer_probe(B, ok(10));
+    shard.answer_probe(C, ok(10));
+    let d = FollowerIdx(2);
+    shard.answer_probe(d, ok(10));
+    shard.append(11);
+    let id = shard.send(C, 11);
+    shard.answer(C, id, ok(11));
+    assert_eq!(shard.leader.mark(), Some(10), "two of four");
+    shard.append(12);
+    let id = shard.send(C, 12);
+    shard.answer(C, id, refused(PeerCode::Unauthorized));
+    let id = shard.send(B, 12);
+    shard.answer(B, id, ok(12));
+    assert_eq!(shard.leader.mark(), Some(10), "c, halted, is not counted");
+    shard.leader.on_view();
+    assert_eq!(shard.leader.mark(), Some(11));
 }
