@@ -2,6 +2,7 @@
 
 mod common;
 mod core_counts;
+mod cut_damage;
 mod device;
 mod faults;
 mod killed;
