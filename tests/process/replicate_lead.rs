@@ -149,7 +149,7 @@ async fn a_subscriber_behind_the_mark_is_asked_to_wait_and_one_behind_the_log_is
 /// Where nobody else holds the shard any more, readers see what is durable, though nothing is written after that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_waited_for_a_majority_is_shown_once_there_is_one_holder() {
-    let mut s = Scripted::opened("quorum", 20_000).await;
+    let mut s = Scripted::opened("quorum", 9_000).await;
     let (client, mut stream, token) = s.client().await;
     stream.must_publish_with(COPIED, b"one", &mut s.b, 1).await;
     let mut events = client.subscribe(&token, COPIED, StartAt::Earliest).await;
