@@ -24,6 +24,7 @@ fn simulated_clusters_keep_their_invariants() {
     let mut faults: BTreeMap<&str, u64> = BTreeMap::new();
     let (mut acked, mut cached, mut refused, mut unknown) = (0, 0, 0, 0);
     let (mut quorum, mut truncations, mut bootstraps, mut rebuilds) = (0, 0, 0, 0);
+    let mut to_refuse = 0;
     let mut readings = ReadingCounts::new();
     let mut storage = HistoryCounts::default();
     for seed in kept.iter().map(|kept| kept.seed).chain(0..seeds()) {
@@ -42,6 +43,7 @@ fn simulated_clusters_keep_their_invariants() {
         truncations += report.replication.truncations;
         bootstraps += report.replication.bootstraps;
         rebuilds += report.replication.rebuilds;
+        to_refuse += report.replication.refused_requests;
         storage += report.storage;
         for (what, count) in report.readings {
             *readings.entry(what).or_default() += count;
@@ -54,6 +56,7 @@ fn simulated_clusters_keep_their_invariants() {
         ("refused", refused),
         ("unknown", unknown),
         ("acked by a majority", quorum),
+        ("requests copies have to refuse", to_refuse),
     ] {
         assert!(count > 100, "{what}: {count}: the workload does not work");
     }
@@ -126,6 +129,10 @@ fn simulated_clusters_keep_their_invariants() {
         "generation_raised",
         "raised_base",
         "damaged_copy",
+        "wrong_file",
+        "report_failed",
+        "report_answer_lost",
+        "promoted_by_report",
     ] {
         assert!(faults.contains_key(must), "{must} was never injected");
     }

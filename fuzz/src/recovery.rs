@@ -13,7 +13,8 @@ use storage_uring::recovery::images::{
 };
 use storage_uring::recovery::Damage;
 use storage_uring::rewrite::RewriteFault;
-use storage_uring::{LogKind, LogName, LogRef};
+use storage_uring::sim::name;
+use storage_uring::LogRef;
 
 const UUID: [u8; 16] = [0x5a; 16];
 const SEGMENT_BYTES: u64 = 32 * 1024;
@@ -48,16 +49,6 @@ struct Writer {
     next_segment: u64,
     serial: u8,
     written: Written,
-}
-
-fn name(shard: u32) -> LogName {
-    LogName {
-        kind: LogKind::Stream,
-        tenant: "t".into(),
-        namespace: "n".into(),
-        name: "s".into(),
-        shard,
-    }
 }
 
 impl Writer {

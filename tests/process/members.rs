@@ -1,12 +1,16 @@
 //! What an operator does to a shard's holders through the catalog file: adding, removing, moving under
 //! load, and shards that had one holder before.
 
+use std::time::{Duration, Instant};
+
 use felix_uring::cluster::ShardedSpec;
+use felix_uring::wire::client::messages::StartAt;
+use felix_uring::wire::client::{Answer, RetryClass};
 use storage_uring::LogKind;
 
 use crate::support::acked::{keep_publishing, Acked};
 use crate::support::brokers::Brokers;
-use crate::support::client::Stream;
+use crate::support::client::{subscribe_frame, Stream};
 use crate::support::replica_set::{
     assert_copies_equal, assign, client, copy_of, reach, read_all, replicated, wait_level,
     wait_mark_past_all, wait_open, wait_open_at, wait_reach, Log, LATER,
@@ -161,4 +165,44 @@ async fn a_shard_without_followers_is_fenced_by_what_it_has_accepted() {
     let ready = node.wait_ready();
     assert!(ready.is_err(), "a generation went back");
     assert!(brokers.log(0).contains("generation"), "{}", brokers.log(0));
+}
+
+/// A catalog that is wrong about who led a generation names a broker that may not lead with it: what that one holds
+/// is only a copy, of which it does not know what a majority has, and nobody is shown any of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_may_not_lead_shows_nothing() {
+    let mut brokers = start(3, replicated(NAME, 3, "quorum"));
+    wait_open(&brokers, 0, LOG).await;
+    {
+        let (_client, mut stream) = client(&brokers, 0).await;
+        publish(&mut stream, "kept", 10).await;
+        wait_level(&brokers, 0, LOG, 10).await;
+    }
+    for node in 0..3 {
+        brokers.cluster.node_mut(node).kill().expect("killed");
+    }
+    assign(&brokers, "stream", NAME, 1, &[1, 0, 2]);
+    for node in 0..3 {
+        brokers.start_node(node);
+    }
+    let deadline = Instant::now() + LATER;
+    loop {
+        let status = brokers.cluster.node(1).status();
+        let failures = &status.unwrap_or_else(|e| panic!("{e}"))["failures"];
+        if failures.to_string().contains("was led by node-1") {
+            break;
+        }
+        assert!(Instant::now() < deadline, "it leads: {failures}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let (_client, mut request) = client(&brokers, 1).await;
+    request.send(subscribe_frame(NAME, StartAt::Earliest)).await;
+    let Answer::ErrorAnswer(error) = request.answers.answer().await else {
+        panic!("a copy is shown");
+    };
+    let code = error.code.as_ref().map(|code| code.name());
+    assert_eq!(
+        (code, error.retry),
+        (Some("shard_unavailable"), Some(RetryClass::Retry))
+    );
 }

@@ -140,7 +140,7 @@ impl Core {
         }
         match self.storage.read_recent(log, from, max_bytes) {
             Some(batch) => self.finish_read(waiter, records(batch, end)),
-            None => self.read_readable(shard, log, from..end, max_bytes, waiter),
+            None => self.queue_disk_read(shard, log, (from, Some(end)), max_bytes, waiter),
         }
     }
 
@@ -158,7 +158,8 @@ impl Core {
             Some(run) => run,
             None => {
                 let Some(batch) = self.storage.read_recent(log, from, max_bytes) else {
-                    return self.read_readable(shard, log, readable, max_bytes, waiter);
+                    let readable = (from, Some(readable_end));
+                    return self.queue_disk_read(shard, log, readable, max_bytes, waiter);
                 };
                 let run = Arc::new(EventRun::new(batch, readable_end));
                 self.event_runs.keep(log, max_bytes, &run);
@@ -177,37 +178,26 @@ impl Core {
         max_bytes: usize,
         waiter: ReadWaiter,
     ) {
-        self.add_disk_read(DiskRead {
+        self.queue_disk_read(shard, log, (from, None), max_bytes, waiter);
+    }
+
+    /// The same; a reader, who may see no others, names the end of those it may.
+    fn queue_disk_read(
+        &mut self,
+        shard: &Arc<ShardId>,
+        log: LogRef,
+        (from, readable_end): (u64, Option<u64>),
+        max_bytes: usize,
+        waiter: ReadWaiter,
+    ) {
+        self.disk_reads.waiting.push_back(DiskRead {
             shard: Arc::clone(shard),
             log,
             from,
             max_bytes,
             waiter,
-            readable_end: None,
+            readable_end,
         });
-    }
-
-    /// The same for a reader, who may see no others.
-    fn read_readable(
-        &mut self,
-        shard: &Arc<ShardId>,
-        log: LogRef,
-        readable: Range<u64>,
-        max_bytes: usize,
-        waiter: ReadWaiter,
-    ) {
-        self.add_disk_read(DiskRead {
-            shard: Arc::clone(shard),
-            log,
-            from: readable.start,
-            max_bytes,
-            waiter,
-            readable_end: Some(readable.end),
-        });
-    }
-
-    fn add_disk_read(&mut self, read: DiskRead) {
-        self.disk_reads.waiting.push_back(read);
         self.start_disk_reads();
     }
 
