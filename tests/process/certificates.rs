@@ -23,7 +23,8 @@ fn read_ca(brokers: &Brokers) -> DevCa {
 }
 
 fn request(name: &str) -> IssueRequest {
-    IssueRequest::for_broker(&[name.to_string()], 30)
+    // Longer than the time before its end in which a certificate is warned of.
+    IssueRequest::for_broker(&[name.to_string()], 90)
 }
 
 fn expired(name: &str) -> IssueRequest {
