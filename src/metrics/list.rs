@@ -194,6 +194,7 @@ metrics! {
         counter storage_commit_us_sum "storage_commit_duration_microseconds_total" "Microseconds between write and durability, summed over commits.";
         gauge_max storage_commit_us_max "storage_commit_longest_microseconds" "Longest of those since the start.";
         counter storage_reads "storage_reads_total" "Reads that had to go to the disk.";
+        counter storage_read_failures "storage_read_failures_total" "Reads the device refused, also where the answer was found without them.";
         gauge_per_core storage_queued_bytes "storage_queued_bytes" "Bytes waiting for a commit.";
         gauge_min storage_free_bytes "storage_free_bytes" "Free bytes of the data directory's file system.";
         gauge storage_failed_logs "storage_failed_logs" "Logs halted by a storage failure until the next start.";

@@ -45,6 +45,8 @@ pub struct StorageStats {
     pub read_bytes: u64,
     /// Reads answered by one that was made before it was asked for.
     pub reads_ahead: u64,
+    /// Reads the device refused, also where the answer was found without them.
+    pub read_failures: u64,
     /// Such reads under way.
     pub active_reads: u64,
     /// Logs open on this core.

@@ -89,6 +89,7 @@ impl Core {
         m.storage_commit_us_sum.set_total(commits.commit_us_sum);
         m.storage_commit_us_max.set(commits.commit_us_max);
         m.storage_reads.set_total(stats.reads);
+        m.storage_read_failures.set_total(stats.read_failures);
         m.storage_failed_logs.set(stats.failed_logs.len() as u64);
         m.storage_queued_bytes.set(stats.queued_bytes);
         m.storage_free_bytes.set(stats.free_bytes);

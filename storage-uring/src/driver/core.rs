@@ -66,6 +66,7 @@ pub(super) struct Core {
     pub(super) next_read: u64,
     pub reads: u64,
     pub reads_ahead: u64,
+    read_failures: u64,
     pub read_bytes: u64,
 }
 
@@ -133,6 +134,7 @@ impl Core {
             next_read: 0,
             reads: 0,
             reads_ahead: 0,
+            read_failures: 0,
             read_bytes: 0,
             config,
         })
@@ -355,6 +357,7 @@ impl Core {
             Op::Read(ReadOp { draft, slot, .. }) => {
                 let result = usize::try_from(done.result)
                     .map_err(|_| std::io::Error::from_raw_os_error(-done.result));
+                self.read_failures += u64::from(result.is_err());
                 let mut slot = slot.borrow_mut();
                 slot.result = Some((draft, result));
                 if let Some(waker) = slot.waker.take() {
@@ -575,6 +578,7 @@ impl Core {
             waiting_for_segment: self.machine.waiting_for_segment_since_us().is_some(),
             reads: self.reads,
             reads_ahead: self.reads_ahead,
+            read_failures: self.read_failures,
             read_bytes: self.read_bytes,
             active_reads: self.reads_under_way.len() as u64,
             logs: self.machine.log_count() as u64,

@@ -1,5 +1,6 @@
 //! Faults injected into the driver over a real file system.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::common::{config, disk_dir, name, on_core, outcomes, read_all};
@@ -119,26 +120,10 @@ fn a_write_without_space_fails_its_batch_and_heals() {
 }
 
 #[test]
-fn a_slow_device_keeps_order_and_failed_reads_are_errors() {
+fn a_slow_device_keeps_order() {
     let dir = disk_dir();
     let mut settings = config(dir.path());
-    settings.recent_bytes = 0;
-    settings.faults = Some(FaultPlan {
-        rules: vec![
-            FaultRule {
-                op: FaultOp::Write,
-                nth: 1,
-                count: 1,
-                effect: FaultEffect::DelayMs(60),
-            },
-            FaultRule {
-                op: FaultOp::Read,
-                nth: 1,
-                count: 1,
-                effect: FaultEffect::Error(5),
-            },
-        ],
-    });
+    settings.faults = plan(FaultOp::Write, 1, 1, FaultEffect::DelayMs(60));
     on_core(settings, |storage| async move {
         let log = storage.open_log(&name(0)).expect("opens");
         let started = Instant::now();
@@ -158,19 +143,55 @@ fn a_slow_device_keeps_order_and_failed_reads_are_errors() {
             started.elapsed() >= Duration::from_millis(60),
             "the second waited for the first"
         );
-        assert!(matches!(
-            storage.read(log, 0, 100).await,
-            Err(ReadError::Io(_))
-        ));
-        assert_eq!(
-            storage
-                .read(log, 0, 100)
-                .await
-                .expect("reads")
-                .records
-                .len(),
-            2
-        );
+        assert_eq!(read_all(&storage, log).await.len(), 2);
+        storage.close().await.expect("closes");
+    });
+}
+
+/// The first reads of two records in a commit each fail.
+fn first_reads_fail(dir: &Path, count: u64) -> StorageConfig {
+    StorageConfig {
+        recent_bytes: 0,
+        faults: plan(FaultOp::Read, 1, count, FaultEffect::Error(5)),
+        ..config(dir)
+    }
+}
+
+async fn append_two(storage: &Storage) -> LogRef {
+    let log = storage.open_log(&name(0)).expect("opens");
+    for token in 0..2 {
+        storage
+            .append(log, 1, 1, [&b"record"[..]].into_iter(), token)
+            .expect("appends");
+        storage.kick();
+        outcomes(storage, 1).await;
+    }
+    log
+}
+
+#[test]
+fn failed_reads_are_errors() {
+    let dir = disk_dir();
+    // With many records, then with few.
+    on_core(first_reads_fail(dir.path(), 2), |storage| async move {
+        let log = append_two(&storage).await;
+        let failed = storage.read(log, 0, 100).await;
+        assert!(matches!(failed, Err(ReadError::Io(_))), "{failed:?}");
+        assert_eq!(storage.stats().read_failures, 2);
+        assert_eq!(read_all(&storage, log).await.len(), 2);
+        storage.close().await.expect("closes");
+    });
+}
+
+#[test]
+fn a_failed_read_of_many_records_is_made_with_few_and_counted() {
+    let dir = disk_dir();
+    on_core(first_reads_fail(dir.path(), 1), |storage| async move {
+        let log = append_two(&storage).await;
+        let batch = storage.read(log, 0, 100).await.expect("reads");
+        assert_eq!(batch.records[0][..], b"record"[..]);
+        let stats = storage.stats();
+        assert_eq!((stats.reads, stats.read_failures), (2, 1));
         storage.close().await.expect("closes");
     });
 }
