@@ -179,6 +179,7 @@ metrics! {
         counter storage_refused_overload "storage_refused_overload_total" "Appends refused because the write queue was full.";
         counter storage_refused_disk_full "storage_refused_disk_full_total" "Appends refused because the disk is full.";
         counter storage_segment_waits "storage_segment_waits_total" "Commits that had to wait for a segment to be prepared.";
+        counter storage_segments_allocated "storage_segments_allocated_total" "New segments whose zeros were not all written, because commits were large or waited.";
         counter storage_segments_freed "storage_segments_freed_total" "Segments in which nothing was needed any more, given back.";
         counter storage_segments_recycled "storage_segments_recycled_total" "Freed segments whose file was zeroed and used again.";
         counter storage_free_failures "storage_segment_free_failures_total" "Attempts to give a segment back that failed and are repeated.";

@@ -20,6 +20,16 @@ pub enum SyncMethod {
     Fdatasync,
 }
 
+/// Whether the zeros of a new segment are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SegmentZeros {
+    /// Written beforehand, as far as the device has time for them: a commit is one write then. Not while commits
+    /// are large, nor while one waits for the segment.
+    WhileTheyPay,
+    /// Segments are only allocated; a commit costs one of the file system's journal, too.
+    Never,
+}
+
 /// Configuration of one core's storage.
 #[derive(Debug, Clone)]
 pub struct StorageConfig {
@@ -48,8 +58,10 @@ pub struct StorageConfig {
     pub max_transfer_bytes: usize,
     /// Bound of bytes appended and not yet durable.
     pub max_queued_bytes: usize,
-    /// Zeroed files kept ready to become segments.
+    /// Files kept ready to become segments.
     pub prewritten_segments: usize,
+    /// Whether their zeros are written.
+    pub segment_zeros: SegmentZeros,
     /// Fewer ready files than this start the making of new ones, until all are ready again.
     pub refill_below_segments: usize,
     /// Bytes of durable groups kept in memory for readers.
@@ -82,6 +94,7 @@ impl StorageConfig {
             max_transfer_bytes: 1 << 20,
             max_queued_bytes: 64 << 20,
             prewritten_segments: 2,
+            segment_zeros: SegmentZeros::WhileTheyPay,
             refill_below_segments: 2,
             recent_bytes: 16 << 20,
             max_reads: 256,

@@ -33,7 +33,7 @@ pub mod stats;
 pub mod usage;
 pub mod walk;
 
-pub use config::{StorageConfig, SyncMethod};
+pub use config::{SegmentZeros, StorageConfig, SyncMethod};
 pub use dir_probe::{probe, DirProbe, ProbeError};
 #[cfg(feature = "runtime")]
 pub use driver::Storage;

@@ -17,6 +17,8 @@ pub struct StorageStats {
     pub spare_segments: u64,
     /// Segments made since the start.
     pub segments_made: u64,
+    /// Files made for segments whose zeros were not all written.
+    pub segments_allocated: u64,
     /// Freed segments whose file was used again.
     pub segments_recycled: u64,
     /// Attempts to give a segment back that failed.

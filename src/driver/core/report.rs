@@ -72,6 +72,8 @@ impl Core {
         m.storage_segments_freed.set_total(commits.segments_freed);
         m.storage_segments_recycled
             .set_total(stats.segments_recycled);
+        m.storage_segments_allocated
+            .set_total(stats.segments_allocated);
         m.storage_free_failures.set_total(stats.free_failures);
         m.storage_segments_rewritten
             .set_total(commits.segments_rewritten);

@@ -84,6 +84,7 @@ impl Core {
                 segment_bytes: config.segment_bytes,
                 spares: config.prewritten_segments,
                 refill_below: config.refill_below_segments,
+                zeros: config.segment_zeros,
                 reserve_bytes: config.reserve_bytes,
                 low_space_bytes: config.low_space_bytes,
                 direct_io: config.direct_io,
@@ -209,8 +210,7 @@ impl Core {
     /// One round: results, segments, actions.
     pub fn turn(&mut self) {
         self.take_results();
-        let commits = self.machine.stats().commits;
-        self.pool.gauges.commits.store(commits, Ordering::Relaxed);
+        self.tell_pool_of_commits();
         self.take_pool_events();
         self.start_actions();
         self.give_back();
@@ -220,6 +220,15 @@ impl Core {
             self.machine
                 .fail(format!("io_uring does not take submissions: {error}"));
         }
+    }
+
+    fn tell_pool_of_commits(&self) {
+        let (stats, gauges) = (self.machine.stats(), &self.pool.gauges);
+        let is_waiting = self.machine.waiting_for_segment_since_us().is_some();
+        gauges.commits.store(stats.commits, Ordering::Relaxed);
+        let bytes = stats.committed_bytes;
+        gauges.committed_bytes.store(bytes, Ordering::Relaxed);
+        gauges.is_waited_for.store(is_waiting, Ordering::Relaxed);
     }
 
     /// A stretch of retention and of giving segments back; a longer one when space is short. True when there is
@@ -565,6 +574,7 @@ impl Core {
             ready_segments: self.machine.ready_segments() as u64,
             spare_segments: gauges.spares.load(Ordering::Relaxed),
             segments_made: gauges.segments_made.load(Ordering::Relaxed),
+            segments_allocated: gauges.segments_allocated.load(Ordering::Relaxed),
             segment_sync_failures: gauges.sync_failures.load(Ordering::Relaxed),
             segments_recycled: gauges.segments_recycled.load(Ordering::Relaxed),
             free_failures: gauges.free_failures.load(Ordering::Relaxed),

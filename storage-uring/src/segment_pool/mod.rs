@@ -1,16 +1,17 @@
 //! The control thread that makes segments: creates, zeroes, syncs, names.
 //!
-//! Keeps everything that blocks or allocates on the file system off the shard cores. A file is zeroed and
-//! synced as a spare, then gets its header, is synced again, is renamed to its segment name, and the
+//! Keeps everything that blocks or allocates on the file system off the shard cores. A file is zeroed (`fill`)
+//! and synced as a spare, then gets its header, is synced again, is renamed to its segment name, and the
 //! directory is synced, before the core hears of it. Watches the free space.
 //!
 //! Gives segments back, too: stores the record of freed segments, then makes the file a spare to be zeroed
 //! again, or removes it when there are enough. Rewrites segments of which little is needed (`rewriting`).
 //!
-//! Invariant: a segment handed out is written in full, named and durable; a failed sync of a spare throws
+//! Invariant: a segment handed out has all its space, reads as zeros, is named and durable; a failed sync of a spare throws
 //! that file away, a failed sync of the directory ends the core log.
 
 mod files;
+mod fill;
 mod rewriting;
 
 use std::collections::VecDeque;
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{bounded, Receiver, RecvTimeoutError, Sender};
 
+use crate::config::SegmentZeros;
 use crate::datadir::{sync_dir, DataDir, SEQUENCE_MAX};
 use crate::error::StorageError;
 use crate::faults::{FaultOp, FaultPlan, FaultState};
@@ -34,8 +36,8 @@ use crate::slab::SlabWriter;
 
 pub use files::free_bytes;
 use files::rename_to_new;
+use fill::{allocate_zeros, Meter, Situation, Step, LONG_STEP_BYTES};
 
-const ZERO_CHUNK: usize = 1 << 20;
 /// How often space is looked at, and a request that cannot be met is tried again.
 const TICK: Duration = Duration::from_millis(200);
 /// How long reads that began behind a rewriting may still hold the old file.
@@ -54,10 +56,12 @@ pub struct SegmentPoolConfig {
     pub core_count: u16,
     /// Size of a segment.
     pub segment_bytes: u64,
-    /// Zeroed files kept ready.
+    /// Files kept ready.
     pub spares: usize,
     /// New ones are made once fewer than this are left; at least 1.
     pub refill_below: usize,
+    /// Whether their zeros are written.
+    pub zeros: SegmentZeros,
     /// Free space that is never used.
     pub reserve_bytes: u64,
     /// Free space below which a warning is given.
@@ -135,8 +139,14 @@ pub struct PoolGauges {
     pub sync_failures: AtomicU64,
     /// Segments made.
     pub segments_made: AtomicU64,
-    /// Commits so far, as the core tells: while they go on, zeroing leaves them half of the device.
+    /// Commits so far, as the core tells: while they go on, zeroing leaves the device to them.
     pub commits: AtomicU64,
+    /// Bytes they wrote.
+    pub committed_bytes: AtomicU64,
+    /// Whether a commit waits for a segment.
+    pub is_waited_for: AtomicBool,
+    /// Files whose zeros were not all written.
+    pub segments_allocated: AtomicU64,
     /// Freed segments whose file became a spare again.
     pub segments_recycled: AtomicU64,
     /// Attempts to give a segment back that failed.
@@ -255,6 +265,9 @@ struct Worker {
     has_made_spare: bool,
     pending: usize,
     refill: Refill,
+    meter: Meter,
+    /// The file system gives zeros for what is allocated.
+    can_allocate: bool,
     inbox: Receiver<Request>,
     outbox: Sender<PoolEvent>,
     wake: Box<dyn Fn() + Send>,
@@ -283,6 +296,8 @@ impl Worker {
             has_made_spare: false,
             pending: 0,
             refill: Refill::new(config.refill_below, config.spares),
+            meter: Meter::new(Instant::now()),
+            can_allocate: true,
             gauges: Arc::default(),
             faults: config.faults.clone().map(FaultState::new),
             config,
@@ -545,28 +560,66 @@ impl Worker {
     }
 
     fn fill(&mut self, file: &File) -> io::Result<()> {
-        let mut zeros = SlabWriter::new(ZERO_CHUNK);
+        let mut zeros = SlabWriter::new(LONG_STEP_BYTES);
         let zeros = &*zeros.tail();
         let mut at = 0;
         while at < self.config.segment_bytes {
             let started = Instant::now();
-            let commits = self.gauges.commits.load(Ordering::Relaxed);
-            let len = (self.config.segment_bytes - at).min(ZERO_CHUNK as u64) as usize;
+            let situation = self.situation(started);
+            let left = self.config.segment_bytes - at;
+            let step_bytes = match situation.step() {
+                Step::Allocate if allocate_zeros(file, at, left)? => {
+                    self.gauges
+                        .segments_allocated
+                        .fetch_add(1, Ordering::Relaxed);
+                    break;
+                }
+                Step::Allocate => {
+                    self.can_allocate = false;
+                    continue;
+                }
+                Step::Zeros(bytes) => bytes,
+            };
+            let len = left.min(step_bytes as u64) as usize;
             file.write_all_at(&zeros[..len], at)?;
             at += len as u64;
             self.serve();
+            self.pause(situation.pause(len, started.elapsed()));
             if self.stopped {
                 return Err(io::Error::from(io::ErrorKind::Interrupted));
-            }
-            let is_idle = commits == self.gauges.commits.load(Ordering::Relaxed);
-            if self.pending == 0 && !self.spares.is_empty() && !is_idle {
-                // Nobody waits: leave the device to the commits half of the time.
-                std::thread::sleep(started.elapsed());
             }
         }
         self.check_fault(FaultOp::SyncSpare)?;
         // The length is metadata: this has to be a full sync.
         file.sync_all()
+    }
+
+    fn situation(&mut self, now: Instant) -> Situation {
+        let commits = self.gauges.commits.load(Ordering::Relaxed);
+        let bytes = self.gauges.committed_bytes.load(Ordering::Relaxed);
+        Situation {
+            load: self.meter.look(now, commits, bytes),
+            is_waited_for: self.gauges.is_waited_for.load(Ordering::Relaxed),
+            asked_for: self.pending,
+            made: self.gauges.segments_made.load(Ordering::Relaxed),
+            zeros: self.config.zeros,
+            can_allocate: self.can_allocate,
+        }
+    }
+
+    /// Leaves the device alone, but not whoever asks for something.
+    fn pause(&mut self, pause: Duration) {
+        if pause.is_zero() {
+            return;
+        }
+        match self.inbox.recv_timeout(pause) {
+            Ok(request) => {
+                self.take(request);
+                self.serve();
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => self.stopped = true,
+        }
     }
 
     fn name_segment(&mut self, spare: &Path, seq: u64) -> Result<File, NameFault> {

@@ -259,6 +259,7 @@ mod tests {
 
     use super::super::{PoolEvent, Request, SegmentPoolConfig};
     use super::*;
+    use crate::config::SegmentZeros;
     use crate::datadir::DataDir;
     use crate::format::group::{GroupHeader, GROUP_HEADER_BYTES};
     use crate::format::rewritten::Rewritten;
@@ -307,6 +308,7 @@ mod tests {
             segment_bytes: 1 << 20,
             spares: 2,
             refill_below: 1,
+            zeros: SegmentZeros::WhileTheyPay,
             reserve_bytes: 0,
             low_space_bytes: 0,
             direct_io: false,

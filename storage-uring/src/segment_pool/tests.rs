@@ -32,6 +32,7 @@ fn a_name_that_is_taken_ends_the_core_log_and_keeps_what_has_it() {
             segment_bytes: 1 << 20,
             spares: 1,
             refill_below: 1,
+            zeros: SegmentZeros::WhileTheyPay,
             reserve_bytes: 0,
             low_space_bytes: 0,
             direct_io: false,

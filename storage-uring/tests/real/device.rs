@@ -3,16 +3,17 @@
 use std::time::{Duration, Instant};
 
 use crate::common::{config, disk_dir, name, on_core, outcomes, payload, read_all};
-use storage_uring::{LogError, SyncMethod};
+use storage_uring::{LogError, SegmentZeros, SyncMethod};
 
-fn write_then_read_after_restart(sync: SyncMethod) {
+fn write_then_read_after_restart(sync: SyncMethod, zeros: SegmentZeros) {
     const SHARDS: u32 = 5;
     const ROUNDS: u64 = 400;
     let dir = disk_dir();
     let mut settings = config(dir.path());
     settings.sync = sync;
+    settings.segment_zeros = zeros;
     let again = settings.clone();
-    on_core(settings, |storage| async move {
+    on_core(settings, move |storage| async move {
         let logs: Vec<_> = (0..SHARDS)
             .map(|shard| storage.open_log(&name(shard)).expect("opens"))
             .collect();
@@ -48,6 +49,9 @@ fn write_then_read_after_restart(sync: SyncMethod) {
             stats.segments_made > 2,
             "the test crosses segments: {stats:?}"
         );
+        if zeros == SegmentZeros::Never {
+            assert!(stats.segments_allocated >= stats.segments_made, "{stats:?}");
+        }
         assert!(stats.reads > 0, "some reads went to the device");
         storage.close().await.expect("closes");
     });
@@ -81,12 +85,19 @@ fn write_then_read_after_restart(sync: SyncMethod) {
 
 #[test]
 fn o_dsync_survives_restarts() {
-    write_then_read_after_restart(SyncMethod::ODsync);
+    write_then_read_after_restart(SyncMethod::ODsync, SegmentZeros::WhileTheyPay);
+}
+
+#[test]
+fn segments_without_written_zeros_survive_restarts() {
+    for sync in [SyncMethod::ODsync, SyncMethod::Fdatasync] {
+        write_then_read_after_restart(sync, SegmentZeros::Never);
+    }
 }
 
 #[test]
 fn fdatasync_survives_restarts() {
-    write_then_read_after_restart(SyncMethod::Fdatasync);
+    write_then_read_after_restart(SyncMethod::Fdatasync, SegmentZeros::WhileTheyPay);
 }
 
 #[test]

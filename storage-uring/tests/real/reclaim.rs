@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::common::{config, disk_dir, name, on_core, outcomes, payload, read_all};
 use storage_uring::offline::Reader;
-use storage_uring::{ControlEvent, ReadError, Retention, Storage, StorageConfig};
+use storage_uring::{ControlEvent, ReadError, Retention, SegmentZeros, Storage, StorageConfig};
 
 const KEPT_BYTES: u64 = 3 << 20;
 
@@ -113,11 +113,18 @@ fn old_segments_go_and_what_is_kept_stays() {
 
 #[test]
 fn files_of_old_segments_are_used_again() {
+    for zeros in [SegmentZeros::WhileTheyPay, SegmentZeros::Never] {
+        use_old_segments_again(zeros);
+    }
+}
+
+fn use_old_segments_again(zeros: SegmentZeros) {
     let dir = disk_dir();
     // Spares run low before new ones are made: what goes meanwhile is kept for them.
     let settings = StorageConfig {
         prewritten_segments: 8,
         refill_below_segments: 1,
+        segment_zeros: zeros,
         ..config(dir.path())
     };
     on_core(settings, |storage| async move {
