@@ -151,7 +151,7 @@ pub const SETTINGS: &[Setting] = &[
     setting(STORAGE, "max-queued-bytes", Whole(MIB, 16 * GIB), Default("67108864"),
         "Bytes a core may hold that are not on disk yet; beyond it publishes are refused as overloaded"),
     setting(STORAGE, "prewritten-segments", Whole(1, 64), Default("4"),
-        "Segments a core keeps zeroed in advance: writing into them is twice as fast"),
+        "Segments a core keeps ready in advance, zeroed as far as the disk has time for it"),
     setting(STORAGE, "recent-bytes", Whole(0, 64 * GIB), Default("67108864"),
         "Bytes of recent records a core keeps in memory for readers"),
     setting(STORAGE, "reserve-bytes", Whole(0, 1 << 40), Default("268435456"),
