@@ -210,12 +210,12 @@ impl Core {
     /// One round: results, segments, actions.
     pub fn turn(&mut self) {
         self.take_results();
-        self.tell_pool_of_commits();
         self.take_pool_events();
         self.start_actions();
         self.give_back();
         self.end_rewriting();
         self.ask_for_segments();
+        self.tell_pool_of_commits();
         if let Err(error) = self.ring.submit() {
             self.machine
                 .fail(format!("io_uring does not take submissions: {error}"));
