@@ -9,12 +9,19 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::RecvTimeoutError;
+
+use super::Worker;
 use crate::config::SegmentZeros;
+use crate::faults::FaultOp;
+use crate::slab::SlabWriter;
 
 /// Zeros written at once while segments are wanted.
-pub(super) const LONG_STEP_BYTES: usize = 1 << 20;
+const LONG_STEP_BYTES: usize = 1 << 20;
 /// And while there are enough: what a commit may have to wait for.
 const SHORT_STEP_BYTES: usize = 128 << 10;
 /// From this size on commits lose less by an allocated file than by zeros written beside them.
@@ -40,7 +47,7 @@ pub(super) struct Load {
 
 /// What decides how a file is made.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Situation {
+struct Situation {
     pub load: Load,
     /// A commit waits for a segment.
     pub is_waited_for: bool,
@@ -55,7 +62,7 @@ pub(super) struct Situation {
 
 /// What is done to a file next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+enum Step {
     /// All that is left of it is allocated.
     Allocate,
     /// So many bytes of zeros are written.
@@ -63,7 +70,7 @@ pub(super) enum Step {
 }
 
 impl Situation {
-    pub fn step(&self) -> Step {
+    fn step(&self) -> Step {
         // Before the first segment nobody's records wait yet.
         let is_late = self.is_waited_for && self.made > 0;
         let is_bulk = self.load.commit_bytes >= LARGE_COMMIT_BYTES;
@@ -79,7 +86,7 @@ impl Situation {
     }
 
     /// How long to leave the device alone after `bytes` zeros that took `taken`.
-    pub fn pause(&self, bytes: usize, taken: Duration) -> Duration {
+    fn pause(&self, bytes: usize, taken: Duration) -> Duration {
         if !self.is_paced() {
             return Duration::ZERO;
         }
@@ -135,7 +142,7 @@ impl Meter {
 
 /// Lets `len` bytes of a file read as zeros without writing them, whatever was there, and have their place.
 /// False where the file system cannot do that.
-pub(super) fn allocate_zeros(file: &File, at: u64, len: u64) -> io::Result<bool> {
+fn allocate_zeros(file: &File, at: u64, len: u64) -> io::Result<bool> {
     let (Ok(at), Ok(len)) = (i64::try_from(at), i64::try_from(len)) else {
         return Ok(false);
     };
@@ -148,6 +155,72 @@ pub(super) fn allocate_zeros(file: &File, at: u64, len: u64) -> io::Result<bool>
     match error.raw_os_error() {
         Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => Ok(false),
         _ => Err(error),
+    }
+}
+
+impl Worker {
+    /// Makes a file read as zeros, all of its space taken, and syncs it. Ends early when the thread has to end.
+    pub(super) fn fill(&mut self, file: &File) -> io::Result<()> {
+        let mut zeros = SlabWriter::new(LONG_STEP_BYTES);
+        let zeros = &*zeros.tail();
+        let mut at = 0;
+        while at < self.config.segment_bytes {
+            let started = Instant::now();
+            let situation = self.situation(started);
+            let left = self.config.segment_bytes - at;
+            let step_bytes = match situation.step() {
+                Step::Allocate if allocate_zeros(file, at, left)? => {
+                    self.gauges
+                        .segments_allocated
+                        .fetch_add(1, Ordering::Relaxed);
+                    break;
+                }
+                Step::Allocate => {
+                    self.can_allocate = false;
+                    continue;
+                }
+                Step::Zeros(bytes) => bytes,
+            };
+            let len = left.min(step_bytes as u64) as usize;
+            file.write_all_at(&zeros[..len], at)?;
+            at += len as u64;
+            self.serve();
+            self.pause(situation.pause(len, started.elapsed()));
+            if self.stopped {
+                return Err(io::Error::from(io::ErrorKind::Interrupted));
+            }
+        }
+        self.check_fault(FaultOp::SyncSpare)?;
+        // The length is metadata: this has to be a full sync.
+        file.sync_all()
+    }
+
+    fn situation(&mut self, now: Instant) -> Situation {
+        let commits = self.gauges.commits.load(Ordering::Relaxed);
+        let bytes = self.gauges.committed_bytes.load(Ordering::Relaxed);
+        Situation {
+            load: self.meter.look(now, commits, bytes),
+            is_waited_for: self.gauges.is_waited_for.load(Ordering::Relaxed),
+            asked_for: self.pending,
+            made: self.gauges.segments_made.load(Ordering::Relaxed),
+            zeros: self.config.zeros,
+            can_allocate: self.can_allocate,
+        }
+    }
+
+    /// Leaves the device alone, but not whoever asks for something.
+    fn pause(&mut self, pause: Duration) {
+        if pause.is_zero() {
+            return;
+        }
+        match self.inbox.recv_timeout(pause) {
+            Ok(request) => {
+                self.take(request);
+                self.serve();
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => self.stopped = true,
+        }
     }
 }
 

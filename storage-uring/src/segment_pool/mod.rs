@@ -7,8 +7,8 @@
 //! Gives segments back, too: stores the record of freed segments, then makes the file a spare to be zeroed
 //! again, or removes it when there are enough. Rewrites segments of which little is needed (`rewriting`).
 //!
-//! Invariant: a segment handed out has all its space, reads as zeros, is named and durable; a failed sync of a spare throws
-//! that file away, a failed sync of the directory ends the core log.
+//! Invariant: a segment handed out has all its space, reads as zeros, is named and durable; a failed sync of
+//! a spare throws that file away, a failed sync of the directory ends the core log.
 
 mod files;
 mod fill;
@@ -36,7 +36,7 @@ use crate::slab::SlabWriter;
 
 pub use files::free_bytes;
 use files::rename_to_new;
-use fill::{allocate_zeros, Meter, Situation, Step, LONG_STEP_BYTES};
+use fill::Meter;
 
 /// How often space is looked at, and a request that cannot be met is tried again.
 const TICK: Duration = Duration::from_millis(200);
@@ -557,69 +557,6 @@ impl Worker {
                 .fetch_add(1, Ordering::Relaxed);
         }
         made.map(|()| path)
-    }
-
-    fn fill(&mut self, file: &File) -> io::Result<()> {
-        let mut zeros = SlabWriter::new(LONG_STEP_BYTES);
-        let zeros = &*zeros.tail();
-        let mut at = 0;
-        while at < self.config.segment_bytes {
-            let started = Instant::now();
-            let situation = self.situation(started);
-            let left = self.config.segment_bytes - at;
-            let step_bytes = match situation.step() {
-                Step::Allocate if allocate_zeros(file, at, left)? => {
-                    self.gauges
-                        .segments_allocated
-                        .fetch_add(1, Ordering::Relaxed);
-                    break;
-                }
-                Step::Allocate => {
-                    self.can_allocate = false;
-                    continue;
-                }
-                Step::Zeros(bytes) => bytes,
-            };
-            let len = left.min(step_bytes as u64) as usize;
-            file.write_all_at(&zeros[..len], at)?;
-            at += len as u64;
-            self.serve();
-            self.pause(situation.pause(len, started.elapsed()));
-            if self.stopped {
-                return Err(io::Error::from(io::ErrorKind::Interrupted));
-            }
-        }
-        self.check_fault(FaultOp::SyncSpare)?;
-        // The length is metadata: this has to be a full sync.
-        file.sync_all()
-    }
-
-    fn situation(&mut self, now: Instant) -> Situation {
-        let commits = self.gauges.commits.load(Ordering::Relaxed);
-        let bytes = self.gauges.committed_bytes.load(Ordering::Relaxed);
-        Situation {
-            load: self.meter.look(now, commits, bytes),
-            is_waited_for: self.gauges.is_waited_for.load(Ordering::Relaxed),
-            asked_for: self.pending,
-            made: self.gauges.segments_made.load(Ordering::Relaxed),
-            zeros: self.config.zeros,
-            can_allocate: self.can_allocate,
-        }
-    }
-
-    /// Leaves the device alone, but not whoever asks for something.
-    fn pause(&mut self, pause: Duration) {
-        if pause.is_zero() {
-            return;
-        }
-        match self.inbox.recv_timeout(pause) {
-            Ok(request) => {
-                self.take(request);
-                self.serve();
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => self.stopped = true,
-        }
     }
 
     fn name_segment(&mut self, spare: &Path, seq: u64) -> Result<File, NameFault> {
